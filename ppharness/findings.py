@@ -1,0 +1,156 @@
+"""What a run found: plain records, made on each rank, gathered, then reported.
+
+The field names are those of the JSON result (schema ``ppharness.result/1``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["mismatch", "stray_write", "divergence", "exception", "hang", "lost_rank"]
+Phase = Literal[
+    "free",
+    "apply_sampled",
+    "add_request",
+    "preprocess_state",
+    "at_use",
+    "forward",
+    "relay",
+    "postprocess_state",
+    "drain",
+]
+Outcome = Literal["passed", "failed", "crashed", "hung", "skipped"]
+PHASES: tuple[Phase, ...] = (
+    "apply_sampled",
+    "free",
+    "add_request",
+    "preprocess_state",
+    "at_use",
+    "forward",
+    "relay",
+    "postprocess_state",
+    "drain",
+)  # in the order of a step
+
+
+@dataclass
+class Frame:
+    file: str
+    line: int
+    function: str
+
+
+@dataclass
+class ExceptionInfo:
+    type: str
+    message: str
+    frames: list[Frame] = field(default_factory=list)  # outermost first
+
+
+@dataclass
+class Finding:
+    """One fault, with the place where it showed.
+
+    ``slot`` is a request slot, -1 and below or ``max_num_reqs`` and above for a
+    canary just outside the buffer.  ``step`` is None where no step was running.
+    """
+
+    kind: Kind
+    rank: int
+    label: str
+    step: int | None
+    phase: Phase | None
+    message: str
+    req_id: str | None = None
+    slot: int | None = None
+    expected: int | None = None
+    actual: int | None = None
+    exception: ExceptionInfo | None = None
+    stack: str | None = None  # Python stacks of a hung rank
+
+
+@dataclass
+class RankReport:
+    """How one rank of one scenario ended."""
+
+    rank: int
+    label: str
+    outcome: Outcome = "passed"
+    num_accepted_tokens: list[int] | None = None  # [max_num_reqs] as the rank left it
+    last_position: str | None = None  # where it was last seen: "step 7, relay"
+
+
+@dataclass
+class ScenarioReport:
+    name: str
+    file: str | None
+    outcome: Outcome = "passed"
+    reason: str | None = None  # why it was skipped or did not run
+    seed: int = 0
+    steps: int = 0
+    checks: int = 0
+    seconds: float = 0.0
+    source: str | None = None  # link to the report that the scenario stands for
+    ranks: list[RankReport] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    rows_per_step: list[str] = field(default_factory=list)  # grid cells: "prefill a, decode b"
+
+
+@dataclass
+class RunReport:
+    """A whole run; ``to_json`` is the contract's JSON."""
+
+    version: str
+    target: dict[str, Any]  # name, version
+    world: dict[str, Any]  # pp_size, tp_size, device, backend, ranks_per_gpu, triton
+    environment: dict[str, Any]  # python, torch, triton, gpu
+    scenarios: list[ScenarioReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    error: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed, 1 failed or crashed, 3 hung or lost a rank, 130 interrupted."""
+        if self.error:
+            return 2
+        outcomes = {s.outcome for s in self.scenarios}
+        kinds = {f.kind for s in self.scenarios for f in s.findings}
+        if "hung" in outcomes or kinds & {"hang", "lost_rank"}:
+            return 3
+        if self.interrupted:
+            return 130
+        return 1 if outcomes & {"failed", "crashed"} else 0
+
+    @property
+    def outcome(self) -> str:
+        if self.error or self.exit_code == 130:
+            return "error"
+        outcomes = {s.outcome for s in self.scenarios}
+        return next((o for o in ("hung", "crashed", "failed") if o in outcomes), "passed")
+
+    def to_json(self) -> dict[str, Any]:
+        body = asdict(self)
+        for scenario in body["scenarios"]:
+            del scenario["rows_per_step"]
+            scenario["findings"] = [_without_none(f) for f in scenario["findings"]]
+        head = {
+            "schema": "ppharness.result/1",
+            "version": body.pop("version"),
+            "outcome": self.outcome,
+            "exit_code": self.exit_code,
+        }
+        return head | body
+
+
+def _without_none(finding: dict[str, Any]) -> dict[str, Any]:
+    keep = {"kind", "rank", "label", "step", "phase", "message"}
+    if finding["kind"] in ("mismatch", "stray_write", "divergence"):
+        keep |= {"req_id", "slot", "expected", "actual"}
+    return {k: v for k, v in finding.items() if v is not None or k in keep}
+
+
+def rank_label(pp_rank: int, tp_rank: int, tp_size: int) -> str:
+    """``PP2``, or ``PP2_TP1`` where there is tensor parallelism."""
+    return f"PP{pp_rank}" if tp_size == 1 else f"PP{pp_rank}_TP{tp_rank}"
