@@ -98,6 +98,19 @@ class ScenarioReport:
 
 
 @dataclass
+class TraceEvent:
+    """One phase of one step on one rank, for the Chrome/Perfetto trace."""
+
+    rank: int
+    label: str
+    step: int
+    phase: str
+    scenario: str
+    start_us: float  # on a clock that all ranks share
+    duration_us: float
+
+
+@dataclass
 class RunReport:
     """A whole run; ``to_json`` is the contract's JSON."""
 
@@ -109,6 +122,31 @@ class RunReport:
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     error: str | None = None
+    # A command that runs one scenario again: {scenario} stands for its name,
+    # {file} for its file (its name, where it has none).
+    reproduce: str | None = None
+    trace: list[TraceEvent] = field(default_factory=list)  # not part of the JSON
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the world, pp_size x tp_size."""
+        return int(self.world.get("pp_size") or 1) * int(self.world.get("tp_size") or 1)
+
+    def ranks_of(self, scenario: ScenarioReport) -> list[RankReport]:
+        """A row for every rank of the world, in order.
+
+        A rank that sent no row (it died, or the scenario never started) gets one
+        that says what is known: lost is ``crashed``, otherwise as the scenario ended.
+        """
+        rows = {row.rank: row for row in scenario.ranks}
+        lost = {f.rank for f in scenario.findings if f.kind == "lost_rank"}
+        tp_size = int(self.world.get("tp_size") or 1)
+        for rank in range(self.num_ranks):
+            if rank not in rows:
+                label = rank_label(rank // tp_size, rank % tp_size, tp_size)
+                outcome: Outcome = "crashed" if rank in lost else scenario.outcome
+                rows[rank] = RankReport(rank=rank, label=label, outcome=outcome)
+        return [rows[rank] for rank in sorted(rows)]
 
     @property
     def exit_code(self) -> int:
@@ -131,24 +169,52 @@ class RunReport:
         return next((o for o in ("hung", "crashed", "failed") if o in outcomes), "passed")
 
     def to_json(self) -> dict[str, Any]:
-        body = asdict(self)
-        for scenario in body["scenarios"]:
-            del scenario["rows_per_step"]
-            scenario["findings"] = [_without_none(f) for f in scenario["findings"]]
-        head = {
+        body: dict[str, Any] = {
             "schema": "ppharness.result/1",
-            "version": body.pop("version"),
+            "version": self.version,
             "outcome": self.outcome,
             "exit_code": self.exit_code,
+            "target": dict(self.target),
+            "world": dict(self.world),
+            "environment": dict(self.environment),
+            "scenarios": [self._scenario_json(s) for s in self.scenarios],
         }
-        return head | body
+        # Added keys follow those of the contract.
+        return body | {
+            "notes": list(self.notes),
+            "interrupted": self.interrupted,
+            "error": self.error,
+            "reproduce": self.reproduce,
+        }
+
+    def _scenario_json(self, scenario: ScenarioReport) -> dict[str, Any]:
+        return {
+            "name": scenario.name,
+            "file": scenario.file,
+            "outcome": scenario.outcome,
+            "reason": scenario.reason,
+            "seed": scenario.seed,
+            "steps": scenario.steps,
+            "checks": scenario.checks,
+            "seconds": scenario.seconds,
+            "ranks": [asdict(row) for row in self.ranks_of(scenario)],
+            "findings": [_finding_json(f) for f in scenario.findings],
+            "source": scenario.source,
+        }
 
 
-def _without_none(finding: dict[str, Any]) -> dict[str, Any]:
-    keep = {"kind", "rank", "label", "step", "phase", "message"}
-    if finding["kind"] in ("mismatch", "stray_write", "divergence"):
-        keep |= {"req_id", "slot", "expected", "actual"}
-    return {k: v for k, v in finding.items() if v is not None or k in keep}
+# The keys of a finding in the contract's order; the first group is always there.
+_ALWAYS = ("kind", "rank", "label", "step", "phase")
+_OF_A_VALUE = ("req_id", "slot", "expected", "actual")
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    body = asdict(finding)
+    keys = [*_ALWAYS, *_OF_A_VALUE, "message", "exception", "stack"]
+    keep = {*_ALWAYS, "message"}
+    if finding.kind in ("mismatch", "stray_write", "divergence"):
+        keep |= set(_OF_A_VALUE)
+    return {key: body[key] for key in keys if key in keep or body[key] is not None}
 
 
 def rank_label(pp_rank: int, tp_rank: int, tp_size: int) -> str:
