@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from ppharness.findings import RunReport
 
+_NUMBERS = re.compile(r"\[\n\s*-?\d+(?:,\n\s*-?\d+)*\n\s*\]")
+
 
 def render_json(report: RunReport) -> str:
     """The contract's JSON, ASCII, strict (no NaN, no lone surrogate), ending in a newline."""
-    return json.dumps(plain(report.to_json()), indent=1, allow_nan=False) + "\n"
+    text = json.dumps(plain(report.to_json()), indent=1, allow_nan=False)
+    # A list of numbers on one line.  Strings hold no raw newline, so none can match.
+    return _NUMBERS.sub(lambda found: " ".join(found.group().split()), text) + "\n"
 
 
 def plain(value: Any) -> Any:

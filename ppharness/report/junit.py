@@ -5,6 +5,7 @@ A failed scenario is a ``failure``; one that crashed or hung is an ``error``.
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 
 from ppharness.findings import RunReport, ScenarioReport
@@ -66,7 +67,8 @@ def _case(suite: ET.Element, report: RunReport, scenario: ScenarioReport) -> Non
     case = ET.SubElement(
         suite,
         "testcase",
-        classname=xml_safe(f"ppharness.{target_text(report).replace(' ', '@')}"),
+        # Readers take a dot for a package.
+        classname=xml_safe("ppharness." + re.sub(r"[.\s]+", "_", target_text(report))),
         name=xml_safe(printable(scenario.name)),
         time=f"{scenario.seconds:.3f}",
     )
@@ -76,7 +78,8 @@ def _case(suite: ET.Element, report: RunReport, scenario: ScenarioReport) -> Non
     if tag is None:
         return
     groups = group_findings(scenario)
-    first = groups[0].headline() if groups else scenario.reason or scenario.outcome
+    said = [groups[0].headline(), *groups[0].details()[:1]] if groups else []
+    first = ": ".join(said) or scenario.reason or scenario.outcome
     message = xml_safe(clip(printable(first), 500))
     if tag == "skipped":
         ET.SubElement(case, tag, message=xml_safe(clip(printable(scenario.reason or ""), 500)))
