@@ -82,7 +82,7 @@ def _table(report: RunReport, verbosity: int, width: int, paint: _Paint) -> list
     for name, scenario in zip(names, report.scenarios, strict=True):
         marks = rank_marks(scenario, report.ranks_of(scenario))
         if not wide:
-            row = " ".join(paint(pad(mark, cell), _COLORS.get(mark, _RED)) for mark in marks)
+            row = " ".join(_padded(mark, cell, _COLORS.get(mark, _RED), paint) for mark in marks)
         elif letters:
             row = _letters(marks, column, paint)
         else:
@@ -100,7 +100,12 @@ def _letters(marks: list[str], column: int, paint: _Paint) -> str:
     """One letter a rank, in groups of eight."""
     shown = "".join(_LETTERS.get(mark, "?") for mark in marks)
     text = " ".join(shown[i : i + 8] for i in range(0, len(shown), 8))
-    return paint(pad(text, column), _COLORS["ok"] if set(marks) <= {"ok"} else _RED)
+    return _padded(text, column, _COLORS["ok"] if set(marks) <= {"ok"} else _RED, paint)
+
+
+def _padded(text: str, width: int, code: str, paint: _Paint) -> str:
+    """Colored text, then blanks without color."""
+    return paint(text, code) + " " * (len(pad(text, width)) - len(text))
 
 
 def _counts(marks: list[str], labels: list[str]) -> str:

@@ -12,6 +12,7 @@ from ppharness.report.text import clip, pad, printable
 STEPS_BEFORE, STEPS_AFTER = 3, 2
 _STEP_WIDTH = 5  # of the first column
 _MIN_CELL, _MAX_CELL = 10, 24
+_ALL_COLUMNS = 4  # a world of so few ranks is shown whole, even if a line gets long
 _VERB = re.compile(r"^([a-z]{3})[a-z]+(?= )")  # the "prefill" of "prefill a"
 _NOT_RUN, _EMPTY = ".", "-"  # the rank did not get there; a step without rows
 
@@ -79,7 +80,8 @@ def grid_lines(grid: Grid, width: int) -> list[str]:
     """
     arrows = max((len(row.arrow) for row in grid.rows), default=0)
     room = max(width - _STEP_WIDTH - arrows - 6, 0)
-    columns = _columns(grid, max(4, room // (_MIN_CELL + 1)))
+    few = len(grid.labels) <= _ALL_COLUMNS
+    columns = _columns(grid, _ALL_COLUMNS if few else max(3, room // (_MIN_CELL + 1)))
     texts = [row.cells[c].text for row in grid.rows for c in columns]
     widest = max([len(t) + 1 for t in texts] + [len(grid.labels[c]) for c in columns])
     cell = min(widest, _MAX_CELL, max(_MIN_CELL, room // len(columns) - 1))

@@ -25,7 +25,7 @@ from ppharness.report.text import clip, message_lines, printable
 
 TEMPLATE = "page.html.j2"
 __all__ = ["TEMPLATE", "render_html"]
-_MAX_CELL = 40
+_MAX_CELL = 16  # the whole text shows under the pointer
 
 
 def render_html(report: RunReport) -> str:

@@ -16,7 +16,7 @@ def render_json(report: RunReport) -> str:
     """The contract's JSON, ASCII, strict (no NaN, no lone surrogate), ending in a newline."""
     text = json.dumps(plain(report.to_json()), indent=1, allow_nan=False)
     # A list of numbers on one line.  Strings hold no raw newline, so none can match.
-    return _NUMBERS.sub(lambda found: " ".join(found.group().split()), text) + "\n"
+    return _NUMBERS.sub(lambda found: f"[{' '.join(found.group()[1:-1].split())}]", text) + "\n"
 
 
 def plain(value: Any) -> Any:

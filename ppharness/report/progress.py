@@ -56,7 +56,7 @@ class RunProgress:
             return
         places = len(str(self._total))
         line = (
-            f"[{self._done:>{places + 1}}/{self._total}] {printable(scenario.name)} ... "
+            f"[{self._done:>{places}}/{self._total}] {printable(scenario.name)} ... "
             f"{scenario.outcome} ({scenario.seconds:.2f} s)"
         )
         bar = self._bar
