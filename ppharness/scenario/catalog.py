@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -26,11 +25,14 @@ def default_suite_dir() -> Path:
 
     Raises ``ScenarioError`` where there is neither.
     """
-    packaged = importlib.resources.files("ppharness") / "configs"
-    repository = Path(__file__).resolve().parents[2] / "configs"
-    for folder in (Path(str(packaged)), repository):
-        if folder.is_dir():
-            return folder
+    from importlib import resources  # only here: its import costs as much as ten files
+
+    packaged = resources.files("ppharness") / "configs"
+    if os.path.isdir(str(packaged)):
+        return Path(str(packaged))
+    repository = Path(__file__).resolve().parents[2]
+    if (repository / "pyproject.toml").is_file() and (repository / "configs").is_dir():
+        return repository / "configs"
     text = "the built-in scenarios are missing from this installation"
     raise ScenarioError([Problem(None, None, None, "no folder configs", "the folder", text)])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -101,7 +102,7 @@ class Scenario(_Strict):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Scenario:
-        found = [str(fault) for fault in faults(self.model_dump(exclude_unset=True))]
+        found = [str(f) for f in islice(faults(self.model_dump(exclude_unset=True)), 20)]
         if found:
             raise ValueError("; ".join(found))
         return self
@@ -114,8 +115,10 @@ def key_path(path: Iterable[str | int]) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of ``names`` that ``name`` is most likely a slip of, if any is near."""
-    # A name as long as a file would take difflib minutes, and is a slip of nothing.
-    near = difflib.get_close_matches(name[:100].lower(), list(names), n=1, cutoff=0.6)
+    # Bounded: a name as long as a file, or a file of names, would take difflib minutes.
+    some = list(islice(names, 500))
+    near = difflib.get_close_matches(name[:100], some, n=1, cutoff=0.6)
+    near = near or difflib.get_close_matches(name[:100].lower(), some, n=1, cutoff=0.6)
     return near[0] if near else None
 
 

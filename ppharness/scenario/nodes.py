@@ -17,7 +17,7 @@ from ppharness.scenario.model import KeyPath, key_path
 
 MAX_DEPTH = 16  # of lists and mappings in one another; a scenario has 4
 MAX_VALUES = 200_000  # in a file
-MAX_PROBLEMS = 1000  # told of one file
+MAX_PROBLEMS = 1000  # told of one file; the search ends there
 UNKNOWN = object()  # stands for a value that is known to be wrong
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,30})")
@@ -69,12 +69,17 @@ class Problems:
         where = f"{key}: " if key else ""
         self.add(line, key, found, allowed, f"{where}found {found}, allowed {allowed}{hint}")
 
+    @property
+    def full(self) -> bool:
+        return len(self.all) > MAX_PROBLEMS
+
     def in_order(self) -> list[Problem]:
-        """All by line; beyond ``MAX_PROBLEMS`` only their number."""
+        """All by line; of more than ``MAX_PROBLEMS`` only that they are more."""
         self.all.sort(key=lambda problem: problem.line or 0)
-        if (more := len(self.all) - MAX_PROBLEMS) > 0:
+        if self.full:
             del self.all[MAX_PROBLEMS:]
-            self.add(None, None, f"{more} more faults", "none", f"and {more} more faults")
+            text = f"and more faults than these {MAX_PROBLEMS}"
+            self.add(None, None, "more faults", "none", text)
         return self.all
 
 

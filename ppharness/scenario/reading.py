@@ -55,6 +55,8 @@ def read_with_lines(
     text = _read_text(path, problems)
     for node in documents(text, problems) if text is not None else ():
         scenario = _to_scenario(node, problems)
+        if problems.full:
+            break
         if scenario is None:
             continue
         line = node.line_at(("name",))
@@ -119,10 +121,12 @@ def _to_scenario(node: Node, problems: Problems) -> Scenario | None:
         scenario = None
     if _SET_BY_READER in node.children:
         fields.add_unknown_key((_SET_BY_READER,))
-    if scenario is None:
+    if scenario is None and not problems.full:
         for fault in faults(_without(node.value, fields.wrong)):
             line, key = node.line_at(fault.path), key_path(fault.path) or None
             problems.value(line, key, fault.found, fault.allowed, fault.hint)
+            if problems.full:
+                break
     return scenario
 
 
@@ -156,6 +160,8 @@ class _Fields:
     def add(self, errors: list[Any]) -> None:
         places = []
         for error in errors:
+            if self.problems.full:
+                return
             if error["type"] == "extra_forbidden":
                 self.add_unknown_key(error["loc"])
             elif error["loc"]:  # else what ``faults`` says, which is asked by itself
@@ -163,7 +169,7 @@ class _Fields:
         # A union is refused at each of its ways; the one that led furthest was meant.
         outer = {path[:n] for path, _, _ in places for n in range(len(path))}
         for path, found, schema in places:
-            if path in self.wrong or path in outer:
+            if path in self.wrong or path in outer or self.problems.full:
                 continue
             self.wrong.add(path)
             value = found.value if found else None
