@@ -1,0 +1,1 @@
+"""All Triton kernels and their launchers."""

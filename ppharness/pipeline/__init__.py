@@ -1,0 +1,1 @@
+"""One rank's life: its batch, its model, its steps and the checks it makes."""

@@ -13,6 +13,22 @@ import numpy as np
 import torch
 
 
+@dataclass
+class RecurrentStates:
+    """The recurrent state of one rank in align mode, in blocks, as a cache holds it.
+
+    The running block of a slot is column ``c`` of its block table; its convolution
+    window lies in that block, and the temporal state after the ``j``-th token of a
+    verify step lies in column ``c + j``.
+    """
+
+    conv: torch.Tensor  # [num_blocks, window + K] int64, oldest token first
+    temporal: torch.Tensor  # [num_blocks] int64
+    block_table: torch.Tensor  # [max_num_reqs, num_columns] int32, slot -> blocks
+    block_size: int  # tokens
+    window: int  # tokens that the convolution looks back
+
+
 @dataclass(frozen=True)
 class TargetConfig:
     """What an implementation is told when a scenario starts on one rank."""
@@ -31,6 +47,7 @@ class TargetConfig:
     tp_rank: int = 0
     # None = the target's own choice (a scenario did not pin it)
     idx_mapping_dtype: torch.dtype | None = None
+    recurrent: RecurrentStates | None = None  # align mode only
 
     @property
     def is_last_rank(self) -> bool:
@@ -75,6 +92,10 @@ class SampledOutputs:
     num_rejected: torch.Tensor  # [num_reqs] int32
     idx_mapping: torch.Tensor  # [num_reqs] batch row -> slot, -1 = do not apply
     draft_tokens: torch.Tensor | None = None  # [num_reqs, K] int64, where drafts are relayed
+
+
+class TargetSkip(Exception):
+    """Raised by a factory: this target cannot run this kind of scenario; says why."""
 
 
 class PendingBroadcast(Protocol):

@@ -1,0 +1,1 @@
+"""Processes, groups, devices: launching, waiting, dying."""

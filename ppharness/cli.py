@@ -1,0 +1,199 @@
+"""Commands and what they do; nothing here imports torch before it must."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .arguments import build_parser, rank_parser
+from .report.files import ReportFiles, check_writable
+from .scenario.catalog import UsageError, resolve, select
+from .scenario.model import Scenario
+from .scenario.reading import ScenarioError
+
+if TYPE_CHECKING:
+    from .findings import RunReport
+    from .session import RunOptions
+
+TARGETS = {
+    "builtin": "the built-in state module, relay and slots",
+    "index-fill": "the scalar branch before the fix (vLLM 0.24.0 to 0.27.1): raises on int32",
+    "index-fill-int64": "the tempting wrong fix: -1 wraps round to the last slot",
+    "vllm": "the installed vLLM; vllm@VERSION takes a cached release",
+    "vllm-state": "only the state module of vLLM, driven by the built-in relay",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ and args[:1] != ["run"]:
+        return _guarded(lambda: _rank(rank_parser().parse_args(args)), args)
+    parser = build_parser()
+    options = parser.parse_args(args)
+    commands = {
+        "run": _run, "list": _list, "validate": _validate, "doctor": _doctor,
+    }  # fmt: skip
+    if options.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    return _guarded(lambda: commands[options.command](options), args)
+
+
+def _guarded(command: Any, args: list[str]) -> int:
+    """Errors meant for the user: one message each, exit code 2, no traceback."""
+    quiet = os.environ.get("RANK", "0") != "0"
+    try:
+        return int(command())
+    except (ScenarioError, UsageError, ValueError) as error:
+        if type(error).__module__.split(".")[0] != "ppharness":
+            raise
+        if not quiet:
+            for line in str(error).splitlines():
+                sys.stderr.write(f"ppharness: error: {line}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _list(options: argparse.Namespace) -> int:
+    scenarios = resolve(())
+    width = max(len(name) for name in [*TARGETS, *(s.name for s in scenarios)])
+    lines = ["scenarios:"]
+    lines += [f"  {s.name:<{width}}  {' '.join(s.description.split())}" for s in scenarios]
+    lines += ["targets:"]
+    lines += [f"  {name:<{width}}  {text}" for name, text in TARGETS.items()]
+    lines += [f"  {'MODULE:CLASS':<{width}}  a class of your own; FILE.py:CLASS likewise"]
+    print("\n".join(lines))
+    return 0
+
+
+def _validate(options: argparse.Namespace) -> int:
+    from .scenario.schedule import build_schedule
+
+    scenarios = resolve(options.scenarios)
+    for scenario in scenarios:
+        build_schedule(scenario, scenario.pp_size or 4)
+    print(f"{len(scenarios)} scenarios are valid")
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from .doctor import describe_machine
+
+    print(describe_machine())
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from .launcher import launch
+
+    scenarios = chosen_scenarios(options)
+    files = report_files(options)
+    return launch(options, scenarios, files)
+
+
+def _rank(options: argparse.Namespace) -> int:
+    """One rank under torchrun."""
+    scenarios = chosen_scenarios(options)
+    files = report_files(options)
+    from .report.progress import RunProgress
+    from .world.device import plan_device
+
+    plan = plan_device(options.device)
+    from .rank import RankProcess
+
+    def publish(report: RunReport) -> int:
+        report.reproduce = reproduce_command(options, int(os.environ["WORLD_SIZE"]))
+        return show_and_write(report, options, files)
+
+    progress = RunProgress(quiet=options.quiet)
+    RankProcess(run_options(options, scenarios), plan, publish, progress).main()
+
+
+def chosen_scenarios(options: argparse.Namespace) -> list[Scenario]:
+    """What the command line names, after ``-k``.
+
+    Raises:
+        ScenarioError, UsageError: a bad file, a name that is not known, no match.
+    """
+    scenarios = select(resolve(options.scenarios), options.expression)
+    if not scenarios:
+        raise UsageError(f"-k {options.expression!r} matches no scenario")
+    return scenarios
+
+
+def report_files(options: argparse.Namespace) -> ReportFiles:
+    """The files to write, checked before anything runs.
+
+    Raises:
+        UsageError: one cannot be written.
+    """
+    kinds = ("json", "junit", "markdown", "html", "trace")
+    files = ReportFiles(**{kind: getattr(options, kind) for kind in kinds})
+    if os.environ.get("RANK", "0") == "0" and (problems := check_writable(files)):
+        raise UsageError("\n".join(problems))
+    return files
+
+
+def run_options(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> RunOptions:
+    """The command line as every rank needs it."""
+    from .session import RunOptions
+
+    return RunOptions(
+        scenarios=tuple(scenarios),
+        target=options.target,
+        device=options.device,
+        tp_size=options.tp,
+        seed=options.seed,
+        timeout=options.timeout,
+        stop_at_first=options.stop_at_first,
+        judge_each_step=options.check == "each-step" or options.device == "cpu",
+        injections=tuple(options.inject),
+        perturb=options.perturb,
+        ledger=options.ledger,
+        trace=options.trace is not None,
+    )
+
+
+def reproduce_command(options: argparse.Namespace, nproc: int) -> str:
+    """The command that runs one scenario again; ``{file}`` stands for it."""
+    parts = ["ppharness", "run", "--nproc", str(nproc)]
+    for flag, value, default in (
+        ("--target", options.target, "builtin"),
+        ("--device", options.device, "auto"),
+        ("--tp", options.tp, 1),
+        ("--seed", options.seed, 0),
+        ("--perturb", options.perturb, None),
+    ):
+        if value != default:
+            parts += [flag, shlex.quote(str(value))]
+    for injection in options.inject:
+        parts += ["--inject", shlex.quote(injection)]
+    return " ".join([*parts, "{scenario}"])
+
+
+def show_and_write(report: RunReport, options: argparse.Namespace, files: ReportFiles) -> int:
+    """The result on stdout and in the files; a file that cannot be written is an error."""
+    from .report.console import render
+    from .report.files import write_reports
+
+    verbosity = -1 if options.quiet else options.verbose
+    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    width = shutil.get_terminal_size((100, 24)).columns
+    try:
+        print(render(report, verbosity=verbosity, width=width, color=color), flush=True)
+    except (BrokenPipeError, OSError) as error:
+        sys.stderr.write(f"ppharness: error: the result could not be shown: {error}\n")
+    problems = write_reports(report, files)
+    for problem in problems:
+        sys.stderr.write(f"ppharness: error: {problem}\n")
+    return max(report.exit_code, 2) if problems else report.exit_code

@@ -1,0 +1,85 @@
+"""Fill and scatter of the accepted counts.
+
+Both take the mapping as it is, int32 or int64, and skip negative rows.  They are
+vectorised over rows, read nothing back and allocate nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+INTERPRETED = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else False
+_ROWS_PER_PROGRAM = 256  # on a GPU
+_MAX_ROWS_PER_PROGRAM = 65_536  # under the interpreter a program instance costs about 0.3 ms
+
+
+@triton.jit(do_not_specialize=["num_reqs", "num_sampled"])
+def _fill_num_accepted_kernel(
+    idx_mapping_ptr,  # [num_reqs] batch row -> slot, negative = skip
+    num_accepted_ptr,  # [max_num_reqs]
+    num_sampled,
+    num_reqs,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    slot = tl.load(idx_mapping_ptr + row, mask=row < num_reqs, other=-1)
+    tl.store(num_accepted_ptr + slot, num_sampled, mask=slot >= 0)
+
+
+@triton.jit(do_not_specialize=["num_reqs"])
+def _scatter_num_accepted_kernel(
+    idx_mapping_ptr,  # [num_reqs] batch row -> slot, negative = skip
+    num_sampled_ptr,  # [num_reqs]
+    num_accepted_ptr,  # [max_num_reqs]
+    num_reqs,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    slot = tl.load(idx_mapping_ptr + row, mask=row < num_reqs, other=-1)
+    count = tl.load(num_sampled_ptr + row, mask=row < num_reqs, other=0)
+    tl.store(num_accepted_ptr + slot, tl.maximum(count, 1), mask=slot >= 0)
+
+
+def rows_per_program(num_reqs: int) -> int:
+    """Block of rows one program handles: all of them under the interpreter."""
+    if INTERPRETED:
+        return min(triton.next_power_of_2(max(num_reqs, 16)), _MAX_ROWS_PER_PROGRAM)
+    return _ROWS_PER_PROGRAM
+
+
+def fill_num_accepted(
+    idx_mapping: torch.Tensor, num_accepted: torch.Tensor, num_sampled: int
+) -> None:
+    """``num_accepted[slot] = max(num_sampled, 1)`` for every row with a slot.
+
+    Args:
+        idx_mapping: ``[num_reqs]`` int32 or int64, contiguous.
+        num_accepted: ``[max_num_reqs]`` int32, written in place.
+        num_sampled: one count for all rows; an empty batch is a no-op.
+    """
+    num_reqs = idx_mapping.shape[0]
+    if num_reqs:
+        rows = rows_per_program(num_reqs)
+        _fill_num_accepted_kernel[(-(-num_reqs // rows),)](
+            idx_mapping, num_accepted, max(num_sampled, 1), num_reqs, ROWS=rows
+        )
+
+
+def scatter_num_accepted(
+    idx_mapping: torch.Tensor, num_accepted: torch.Tensor, num_sampled: torch.Tensor
+) -> None:
+    """``num_accepted[slot] = max(num_sampled[row], 1)`` for every row with a slot.
+
+    Args:
+        idx_mapping: ``[num_reqs]`` int32 or int64, contiguous.
+        num_accepted: ``[max_num_reqs]`` int32, written in place.
+        num_sampled: ``[num_reqs]`` integers, contiguous; an empty batch is a no-op.
+    """
+    num_reqs = idx_mapping.shape[0]
+    if num_reqs:
+        rows = rows_per_program(num_reqs)
+        _scatter_num_accepted_kernel[(-(-num_reqs // rows),)](
+            idx_mapping, num_sampled, num_accepted, num_reqs, ROWS=rows
+        )

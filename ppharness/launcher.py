@@ -1,0 +1,158 @@
+"""``ppharness run``: launches worlds until every scenario has run, then reports."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from .cli import reproduce_command, run_options, show_and_write
+from .findings import Finding, RankReport, RunReport, ScenarioReport
+from .report.files import ReportFiles
+from .report.progress import RunProgress
+from .scenario.model import Scenario
+from .world.device import DevicePlan, plan_device
+from .world.errors import WorldError
+
+_LOST = "not run: the world was lost"
+
+
+def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: ReportFiles) -> int:
+    """Runs all scenarios, in a fresh world after each hang or loss; returns the exit code."""
+    if options.nproc % options.tp:
+        raise WorldError(
+            f"--tp {options.tp}: found {options.nproc} ranks, allowed: a multiple of {options.tp}"
+        )
+    plan = plan_device(options.device)
+    from .rank import RankProcess, hand_over  # noqa: F401  torch and triton, before the fork
+    from .session import RunOptions
+    from .targets.loading import load_target
+
+    run: RunOptions = run_options(options, scenarios)
+    if plan.kind == "cpu":
+        run = replace(run, judge_each_step=True)
+        load_target(run.target)  # bad ones are refused here; what it imports is forked
+    report: RunReport | None = None
+    remaining = list(scenarios)
+    interrupted = False
+    for number in range(len(scenarios) + 1):
+        part, interrupted = _one_world(run, plan, options, remaining, str(number))
+        if isinstance(part, int):  # the ranks refused to run anything, and said why
+            return part
+        report = _merge(report, part)
+        done = {s.name for s in part.scenarios if not (s.reason or "").startswith(_LOST)}
+        left = [s for s in remaining if s.name not in done]
+        stopped = options.stop_at_first and report.exit_code != 0
+        if not left or interrupted or stopped or len(left) == len(remaining):
+            break
+        report.scenarios = [s for s in report.scenarios if s.name in done or s.name not in _names(left)]
+        remaining = left
+    assert report is not None
+    report.interrupted = report.interrupted or interrupted
+    report.reproduce = reproduce_command(options, options.nproc)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what has run is reported in any case
+    return show_and_write(report, options, files)
+
+
+def _names(scenarios: Sequence[Scenario]) -> set[str]:
+    return {s.name for s in scenarios}
+
+
+def _one_world(
+    run, plan: DevicePlan, options: argparse.Namespace, scenarios: list[Scenario], number: str
+) -> tuple[RunReport | int, bool]:  # type: ignore[no-untyped-def]
+    import torch
+
+    from .world.launch import launch_world
+
+    run = replace(run, scenarios=tuple(scenarios))
+    forked = not torch.cuda.is_initialized()
+    with tempfile.TemporaryDirectory(prefix="ppharness-") as folder:
+        result = Path(folder) / "result"
+        end = launch_world(
+            run_rank,
+            (run, plan, options.quiet),
+            nproc=options.nproc,
+            world_id=number,
+            start_method="fork" if forked else "spawn",
+            extra_env={"PPHARNESS_RESULT": str(result)},
+        )
+        if result.exists():
+            report: RunReport = pickle.loads(result.read_bytes())
+            _name_signals(report, end.exit_codes)
+            return report, end.interrupted
+    if set(end.exit_codes.values()) <= {2}:
+        return 2, end.interrupted
+    return _nobody_reported(run, plan, options, scenarios, end.exit_codes), end.interrupted
+
+
+def run_rank(run, plan: DevicePlan, quiet: bool) -> None:  # type: ignore[no-untyped-def]
+    """The entry of a forked or spawned rank."""
+    if sys.stdin is not None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    from .rank import RankProcess, hand_over
+
+    RankProcess(run, plan, hand_over, RunProgress(quiet=quiet)).main()
+
+
+def _merge(report: RunReport | None, part: RunReport) -> RunReport:
+    if report is None:
+        return part
+    report.scenarios += part.scenarios
+    report.interrupted = part.interrupted
+    return report
+
+
+def _name_signals(report: RunReport, exit_codes: dict[int, int]) -> None:
+    """The launcher knows how a lost rank ended."""
+    for scenario in report.scenarios:
+        for finding in scenario.findings:
+            code = exit_codes.get(finding.rank)
+            if finding.kind == "lost_rank" and code is not None:
+                finding.message += f"; {_how(code)}"
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"it left with exit code {code}"
+
+
+def _nobody_reported(
+    run, plan: DevicePlan, options: argparse.Namespace, scenarios: list[Scenario],
+    exit_codes: dict[int, int],
+) -> RunReport:  # type: ignore[no-untyped-def]  # fmt: skip
+    """No rank was left to say anything: what the exit codes tell."""
+    from .session import not_run
+
+    def label(rank: int) -> str:
+        pp, tp = divmod(rank, options.tp)
+        return f"PP{pp}" if options.tp == 1 else f"PP{pp}_TP{tp}"
+
+    first, rest = scenarios[0], scenarios[1:]
+    lost = ScenarioReport(
+        name=first.name,
+        file=first.file,
+        outcome="hung",
+        seed=run.seed,
+        source=first.source,
+        ranks=[RankReport(r, label(r), "hung") for r in range(options.nproc)],
+        findings=[
+            Finding("lost_rank", rank, label(rank), None, None, f"{label(rank)} is gone; {_how(code)}")
+            for rank, code in sorted(exit_codes.items())
+        ],
+    )
+    from .rank import bare_report
+
+    report = bare_report(run, plan, options.nproc, options.nproc)
+    report.scenarios = [lost] + [not_run(s, options.nproc, label, _LOST) for s in rest]
+    return report

@@ -1,0 +1,129 @@
+"""Judges what flows between ranks: hidden states and tokens, against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..oracle.reference import SequentialReference
+from ..scenario.schedule import Row, Step
+from .checks import CheckList
+
+HIDDEN_FIELDS = ("request number", "position", "stages passed")
+
+
+class TokenJudge:
+    """Divergence from one process that runs each request alone."""
+
+    def __init__(self, checks: CheckList, reference: SequentialReference):
+        self.checks = checks
+        self.reference = reference
+
+    def hidden(self, received: np.ndarray, step: Step, stage: int, filtered: bool) -> None:
+        """``[num_tokens, 3]`` marks that came with the hidden states of a step."""
+        rows = [r for r in step.rows if not (filtered and r.filtered)]
+        self.checks.num_checks += 3 * len(received)
+        first = np.cumsum([0] + [r.num_scheduled_tokens for r in step.rows])
+        for number, row in enumerate(step.rows):
+            if row not in rows:
+                continue
+            part = received[first[number] : first[number + 1]]
+            want = np.empty_like(part)
+            want[:, 0] = row.req_num
+            want[:, 1] = row.num_computed_tokens + np.arange(row.num_scheduled_tokens)
+            want[:, 2] = stage
+            bad = np.argwhere(part != want)
+            if len(bad):
+                token, field = bad[0]
+                self.checks.add(
+                    "divergence", step.index, "forward",
+                    f"hidden state of request {row.req_id}, token {token} of its row: "
+                    f"{HIDDEN_FIELDS[field]} is {part[token, field]}, expected {want[token, field]}",
+                    req_id=row.req_id, slot=row.slot,
+                    expected=int(want[token, field]), actual=int(part[token, field]),
+                )  # fmt: skip
+
+    def inputs(self, input_ids: np.ndarray, step: Step) -> None:
+        """``[num_tokens]`` token ids that the first stage embeds."""
+        first = np.cumsum([0] + [r.num_scheduled_tokens for r in step.rows])
+        for number, row in enumerate(step.rows):
+            if row.is_prefilling or row.filtered:
+                continue
+            self.checks.num_checks += 1
+            actual = int(input_ids[first[number]])
+            position = row.num_computed_tokens
+            want = self.reference.token_ids(row.req_num, position, position + 1)[0]
+            if actual != want:
+                self.checks.add(
+                    "divergence", step.index, "forward",
+                    f"request {row.req_id} goes on from token {actual} at position {position}, "
+                    f"the sequential reference from {want}",
+                    req_id=row.req_id, slot=row.slot, expected=want, actual=actual,
+                )  # fmt: skip
+
+    def sampled(self, tokens: np.ndarray, step: Step) -> None:
+        """``[num_reqs, width]`` tokens that the last stage sampled."""
+        for row, got in zip(step.rows, tokens, strict=True):
+            if row.filtered:
+                continue
+            want = self.sampled_by_reference(row)
+            self.checks.num_checks += len(want)
+            for place, (actual, expected) in enumerate(zip(got.tolist(), want, strict=False)):
+                if actual != expected:
+                    position = row.num_computed_tokens + row.num_scheduled_tokens
+                    position += place - row.num_draft_tokens
+                    self.checks.add(
+                        "divergence", step.index, "relay",
+                        f"request {row.req_id} sampled token {actual} for position {position}, "
+                        f"the sequential reference {expected}",
+                        req_id=row.req_id, slot=row.slot, expected=expected, actual=actual,
+                    )  # fmt: skip
+                    break
+
+    def applied(
+        self, tokens: np.ndarray, counts: np.ndarray, mapping: np.ndarray, source: Step, now: Step
+    ) -> None:
+        """What another rank hears of step `source`; rows at -1 are not judged.
+
+        Args:
+            tokens: ``[num_reqs, width]``; counts: ``[2, num_reqs]``; mapping: ``[num_reqs]``.
+        """
+        for number, row in enumerate(source.rows):
+            if number >= len(mapping) or mapping[number] < 0 or row.filtered:
+                continue
+            self.checks.num_checks += 3
+            place = {"req_id": row.req_id, "slot": row.slot}
+            if mapping[number] != row.slot:
+                self.checks.add(
+                    "divergence", now.index, "apply_sampled",
+                    f"the sample of request {row.req_id} of step {source.index} goes to slot "
+                    f"{mapping[number]}, its slot is {row.slot}",
+                    **place, expected=row.slot, actual=int(mapping[number]),
+                )  # fmt: skip
+                continue
+            for name, got, want in (
+                ("num_sampled", counts[0, number], row.num_sampled),
+                ("num_rejected", counts[1, number], row.num_rejected),
+            ):
+                if got != want:
+                    self.checks.add(
+                        "divergence", now.index, "apply_sampled",
+                        f"{name} of request {row.req_id} from step {source.index} arrived as "
+                        f"{got}, the last rank had {want}",
+                        **place, expected=want, actual=int(got),
+                    )  # fmt: skip
+            want_tokens = self.sampled_by_reference(row)
+            got_tokens = tokens[number, : row.num_sampled].tolist()
+            if got_tokens != want_tokens[: len(got_tokens)]:
+                wrong = next(i for i, t in enumerate(got_tokens) if t != want_tokens[i])
+                self.checks.add(
+                    "divergence", now.index, "apply_sampled",
+                    f"token {wrong + 1} of {row.num_sampled} sampled for request {row.req_id} in "
+                    f"step {source.index} arrived as {got_tokens[wrong]}, "
+                    f"the sequential reference has {want_tokens[wrong]}",
+                    **place, expected=want_tokens[wrong], actual=got_tokens[wrong],
+                )  # fmt: skip
+
+    def sampled_by_reference(self, row: Row) -> list[int]:
+        """``[num_sampled]`` tokens that a row must yield."""
+        end = row.num_computed_tokens + row.num_scheduled_tokens - row.num_draft_tokens
+        return self.reference.token_ids(row.req_num, end, end + row.num_sampled)

@@ -1,0 +1,325 @@
+"""The life of one rank's process: join, run the scenarios, report, leave.
+
+Works the same under torchrun and under our own launcher.  Whatever happens, it ends
+by ``leave``, and one rank sees to the report.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from .findings import Finding, RankReport, RunReport, ScenarioReport
+from .session import RunOptions, new_report, not_run, rows_per_step, run_scenario
+from .targets.loading import TargetError, load_target
+from .trouble import Note, exchange, restore_finding, take_turn, verdict
+from .world.board import Board
+from .world.device import DevicePlan
+from .world.errors import TransportError
+from .world.processes import die_with_parent
+from .world.watch import LEFT, Watch
+from .world.world import Layout, World
+
+Publish = Any  # Callable[[RunReport], int]: shows and writes a report, returns the exit code
+
+
+class RankProcess:
+    """Everything that one rank's process holds."""
+
+    def __init__(self, options: RunOptions, plan: DevicePlan, publish: Publish, progress: Any):
+        self.options, self.plan, self.publish, self.progress = options, plan, publish, progress
+        self.layout = Layout.from_environment(options.tp_size)
+        self.label = self.layout.label(self.layout.rank)
+        self.world: World | None = None
+        self.board: Board | None = None
+        self.report: RunReport | None = None
+        self.finished: list[ScenarioReport] = []
+        self.current = 0  # index of the scenario that runs
+        self.partial: list[Finding] = []  # findings of the running scenario on this rank
+        self._concluded = threading.Lock()
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self.store = _connect_store(f"ppharness/{os.environ.get('PPHARNESS_WORLD', '0')}/{attempt}")
+        self.watch = Watch(
+            self.store,
+            self.layout.rank,
+            timeout=options.timeout,
+            on_trouble=self._from_watch,
+            on_interrupt=self._interrupted,
+        )
+
+    def main(self) -> NoReturn:
+        """Runs and ends the process; never returns."""
+        die_with_parent()
+        self.watch.start()
+        try:
+            self._join()
+            code = self._run()
+        except TransportError as error:
+            self.conclude(str(error), timed_out=error.timed_out)
+        except SystemExit as leaving:  # the target's doing: this rank is lost to the others
+            sys.stderr.write(f"{self.label}: sys.exit({leaving.code!r}) inside the target\n")
+            self._leave(leaving.code if isinstance(leaving.code, int) else 1)
+        except TargetError as error:
+            self._refuse(str(error))
+        except BaseException as error:
+            sys.stderr.write(f"{self.label}: {traceback.format_exc()}")
+            self.conclude(f"{type(error).__name__}: {error}")
+        self._leave(code)
+
+    def _join(self) -> None:
+        rank, size = self.layout.local_rank, self.layout.local_world_size
+        node = f"board/{os.environ.get('GROUP_RANK', '0')}"
+        total = self.layout.world_size
+        if rank == 0:
+            self.board, path = Board.create(total)
+            self.store.set(node, path)
+        else:
+            self._wait_for_key(node)
+            self.board = Board.open(self.store.get(node).decode(), total)
+        del size
+        self.board.write(self.layout.rank, None, "start-up")
+        self.watch.board = self.board
+        self.world = World(
+            self.layout, self.plan, _process_group_store(), self.board, self.options.timeout
+        )
+
+    def _wait_for_key(self, key: str) -> None:
+        deadline = time.monotonic() + self.options.timeout
+        while not self.store.check([key]):
+            if time.monotonic() > deadline:
+                raise TransportError(
+                    "the first rank of this host", timed_out=True, detail="start-up"
+                )
+            time.sleep(0.01)
+
+    def _run(self) -> int:
+        """All scenarios in turn; returns the run's exit code."""
+        assert self.world is not None
+        world, options = self.world, self.options
+        world.at(None, "load the target")
+        target = load_target(options.target)
+        self.report = new_report(options, target, world)
+        self.report.notes += [n for n in [self.plan.note] if n]
+        self.report.notes += list(getattr(target, "warnings", ()))
+        reporting = world.rank == 0
+        if reporting:
+            self.progress.start(len(options.scenarios))
+        for number, scenario in enumerate(options.scenarios):
+            self.current = number
+            if reporting:
+                self.progress.scenario_started(scenario.name)
+            self.watch_interrupt()
+            result = run_scenario(scenario, target, world, options, self.partial)
+            self.finished.append(result)
+            if reporting:
+                self.progress.scenario_finished(result)
+            bad = result.outcome not in ("passed", "skipped")
+            if world.interrupted or (options.stop_at_first and bad):
+                why = "interrupted" if world.interrupted else "stopped after a failure (-x)"
+                self._skip_rest(number + 1, f"not run: {why}")
+                break
+        self.report.interrupted = world.interrupted
+        self.report.scenarios = self.finished
+        code = [0]
+        if reporting:
+            self.progress.stop()
+            code = [self.publish(self.report)]
+        codes = world.gather(code)
+        world.at(None, LEFT)
+        self.watch.stop()
+        world.close()
+        return int(codes[0][0])
+
+    def watch_interrupt(self) -> None:
+        """A Ctrl-C that came before the world was there counts too."""
+        if self.world is not None and self.watch.interrupted_at is not None:
+            self.world.interrupted = True
+
+    def _interrupted(self) -> None:
+        if self.world is not None:
+            self.world.interrupted = True
+
+    def _from_watch(self, why: str) -> None:
+        self.conclude(why)
+
+    def conclude(self, why: str, *, timed_out: bool = False) -> NoReturn:
+        """The run cannot go on: notes are exchanged, one rank reports, all leave."""
+        if not self._concluded.acquire(blocking=False):
+            while True:  # the other thread of this process is at it and ends the process
+                time.sleep(1)
+        code = 3
+        try:
+            note = self._note(why, timed_out)
+            notes = exchange(self.store, note, self.layout.world_size, self._missing)
+            if take_turn(self.store, self.layout.rank, sorted(notes)):
+                code = self.publish(self._troubled_report(notes, why))
+                self.store.set("reported", str(code))
+            elif self.store.check(["reported"]):
+                code = int(self.store.get("reported"))
+        except Exception:
+            sys.stderr.write(f"{self.label}: {why}; no report: {traceback.format_exc()}")
+        self._leave(code)
+
+    def _missing(self) -> set[int]:
+        return self.watch.dead_peers()
+
+    def _note(self, why: str, timed_out: bool) -> Note:
+        seen = self.board.read(self.layout.rank) if self.board else None
+        return Note(
+            rank=self.layout.rank,
+            label=self.label,
+            step=seen.step if seen else None,
+            phase=seen.phase if seen else "",
+            waiting=seen.waiting if seen else "",
+            still=time.monotonic() - seen.since if seen else 0.0,
+            why=why,
+            stack=self.watch.main_stack(),
+            scenario=self.current,
+            timed_out=timed_out,
+            findings=[asdict(f) for f in self.partial],
+        )
+
+    def _troubled_report(self, notes: dict[int, Note], why: str) -> RunReport:
+        """The report of a run that did not come to its end."""
+        layout, options = self.layout, self.options
+        dead = self._missing()
+        for rank in range(layout.world_size):
+            if rank not in notes:
+                notes[rank] = self._note_of_silent(rank, dead)
+        interrupted = self.watch.interrupted_at is not None and why == "interrupted"
+        findings = [restore_finding(f) for n in notes.values() for f in n.findings]
+        if not interrupted:
+            culprits = verdict(dict(sorted(notes.items())), layout.label, options.timeout)
+            findings = culprits + findings
+        number = min(max(n.scenario for n in notes.values()), len(options.scenarios) - 1)
+        scenario = options.scenarios[number]
+        if len(self.finished) <= number:
+            guilty = {f.rank: f for f in findings}
+            outcome = "hung" if not interrupted else "skipped"
+            self.finished.append(
+                ScenarioReport(
+                    name=scenario.name,
+                    file=scenario.file,
+                    outcome=outcome,  # type: ignore[arg-type]
+                    reason="interrupted" if interrupted else None,
+                    seed=options.seed,
+                    steps=max((n.step or 0) for n in notes.values()) + 1,
+                    source=scenario.source,
+                    findings=findings,
+                    rows_per_step=rows_per_step(scenario, layout.pp_size),
+                    ranks=[
+                        RankReport(
+                            rank=n.rank,
+                            label=n.label,
+                            outcome=_rank_outcome(guilty.get(n.rank), outcome),  # type: ignore[arg-type]
+                            last_position=n.position,
+                        )
+                        for n in sorted(notes.values(), key=lambda n: n.rank)
+                    ],
+                )
+            )
+        else:  # after the last scenario: the fault belongs to it all the same
+            self.finished[-1].findings += findings
+            self.finished[-1].outcome = "hung"
+        reason = "interrupted" if interrupted else f"the world was lost in {scenario.name}"
+        self._skip_rest(number + 1, f"not run: {reason}")
+        report = self.report or bare_report(options, self.plan, layout.world_size, layout.local_world_size)
+        report.scenarios, report.interrupted = self.finished, interrupted
+        return report
+
+    def _note_of_silent(self, rank: int, dead: set[int]) -> Note:
+        seen = self.board.read(rank) if self.board else None
+        local = seen is not None
+        return Note(
+            rank=rank,
+            label=self.layout.label(rank),
+            step=seen.step if seen else None,
+            phase=seen.phase if seen else "",
+            waiting=seen.waiting if seen else "",
+            still=time.monotonic() - seen.since if seen else 0.0,
+            why="",
+            scenario=self.current,
+            answered=False,
+            alive=local and rank not in dead,
+        )
+
+    def _skip_rest(self, first: int, reason: str) -> None:
+        for scenario in self.options.scenarios[first:]:
+            self.finished.append(
+                not_run(scenario, self.layout.world_size, self.layout.label, reason)
+            )
+
+    def _refuse(self, message: str) -> NoReturn:
+        """Bad usage that only shows once the ranks are up: said once, nothing is run."""
+        if self.layout.rank == 0:
+            sys.stderr.write(f"ppharness: error: {message}\n")
+        if self.board is not None:
+            self.board.write(self.layout.rank, None, LEFT)
+        self._leave(2)
+
+    def _leave(self, code: int) -> NoReturn:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def hand_over(report: RunReport) -> int:
+    """Under our own launcher, which reports for all: leaves the result in its folder."""
+    path = Path(os.environ["PPHARNESS_RESULT"])
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(pickle.dumps(report))
+    temporary.replace(path)
+    return report.exit_code
+
+
+def _rank_outcome(finding: Finding | None, otherwise: str) -> str:
+    if finding is None:
+        return otherwise
+    return {"exception": "crashed", "hang": "hung", "lost_rank": "hung"}.get(finding.kind, "failed")
+
+
+def _connect_store(prefix: str) -> Any:
+    """A connection of our own, so that a blocked main thread does not hold it."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
+    if served:
+        return dist.PrefixStore(prefix, dist.TCPStore(host, port, is_master=False))
+    raise TransportError("the launcher's store", timed_out=False, detail="there is none")
+
+
+def _process_group_store() -> dist.Store:
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    world = os.environ.get("PPHARNESS_WORLD", "0")
+    store = dist.TCPStore(host, port, is_master=False)
+    return dist.PrefixStore(f"ppharness/groups/{world}/{attempt}", store)
+
+
+def bare_report(
+    options: RunOptions, plan: DevicePlan, world_size: int, local_world_size: int
+) -> RunReport:
+    """The head of a report when the target was never made."""
+    from . import __version__
+
+    return RunReport(
+        version=__version__,
+        target={"name": options.target, "version": None},
+        world={
+            "pp_size": world_size // options.tp_size,
+            "tp_size": options.tp_size,
+            "device": plan.kind,
+            "backend": plan.backend,
+            "ranks_per_gpu": plan.ranks_per_gpu(local_world_size),
+            "triton": "interpreter" if plan.kind == "cpu" else "compiled",
+        },
+        environment={},
+    )

@@ -1,0 +1,172 @@
+"""One rank's part of a run: joins the world, runs the scenarios, gathers the results."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+
+from . import __version__
+from .findings import Finding, RankReport, RunReport, ScenarioReport
+from .pipeline.calls import CallsRunner
+from .pipeline.runner import RankRunner
+from .scenario.model import Scenario
+from .scenario.schedule import build_schedule
+from .targets.interface import Target
+from .world.world import World
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run is to do, as every rank knows it."""
+
+    scenarios: tuple[Scenario, ...]
+    target: str = "builtin"
+    device: str = "auto"
+    tp_size: int = 1
+    seed: int = 0
+    timeout: float = 60.0
+    stop_at_first: bool = False
+    judge_each_step: bool = True
+    injections: tuple[str, ...] = ()
+    perturb: int | None = None
+    ledger: bool = True
+    trace: bool = False
+
+
+@dataclass
+class RankResult:
+    """What one rank has to say about one scenario."""
+
+    outcome: str
+    steps: int
+    checks: int
+    seconds: float
+    findings: list[Finding] = field(default_factory=list)
+    num_accepted_tokens: list[int] | None = None
+
+
+def skip_reason(scenario: Scenario, pp_size: int) -> str | None:
+    """Why a scenario does not run on a pipeline of this size, None when it does."""
+    if scenario.pp_size is not None and scenario.pp_size != pp_size:
+        return f"for a pipeline of {scenario.pp_size} stages, this one has {pp_size}"
+    return None
+
+
+def new_report(options: RunOptions, target: Target, world: World) -> RunReport:
+    """The head of the result: target, world, environment."""
+    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+    return RunReport(
+        version=__version__,
+        target={"name": target.name, "version": target.version},
+        world={
+            "pp_size": world.pp_size,
+            "tp_size": world.tp_size,
+            "device": world.device.type,
+            "backend": world.plan.backend,
+            "ranks_per_gpu": world.plan.ranks_per_gpu(world.layout.local_world_size),
+            "triton": "interpreter" if world.device.type == "cpu" else "compiled",
+        },
+        environment={
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "gpu": gpu,
+        },
+    )
+
+
+def run_scenario(
+    scenario: Scenario, target: Target, world: World, options: RunOptions, partial: list[Finding]
+) -> ScenarioReport:
+    """One scenario on all ranks; every rank gets the same report.
+
+    Args:
+        partial: filled with this rank's findings as they come, for when it does not end.
+
+    Raises:
+        TransportError: a rank hangs or is gone.
+    """
+    reason = skip_reason(scenario, world.pp_size)
+    if reason:
+        return not_run(scenario, world.layout.world_size, world.layout.label, reason)
+    started = time.monotonic()
+    runner: Any
+    if scenario.calls:
+        runner = CallsRunner(scenario, target, world)
+    else:
+        runner = RankRunner(
+            scenario, target, world, seed=options.seed, judge_each_step=options.judge_each_step
+        )
+    partial[:] = runner.checks.findings
+    findings = runner.checks.findings = partial
+    runner.run()
+    if runner.skip_reason is not None:
+        world.gather(None)
+        return not_run(scenario, world.world_size, world.layout.label, runner.skip_reason)
+    crashed = any(f.kind == "exception" for f in findings)
+    result = RankResult(
+        outcome="crashed" if crashed else "failed" if findings else "passed",
+        steps=runner.steps_run,
+        checks=runner.checks.num_checks,
+        seconds=time.monotonic() - started,
+        findings=findings,
+        num_accepted_tokens=runner.final_buffer,
+    )
+    return combine(scenario, world.gather(result), world, options.seed)
+
+
+def combine(
+    scenario: Scenario, results: Sequence[RankResult], world: World, seed: int
+) -> ScenarioReport:
+    """All ranks' results as one report."""
+    findings = [f for r in results for f in r.findings]
+    findings.sort(key=lambda f: (f.step if f.step is not None else -1, f.kind != "exception"))
+    outcomes = {r.outcome for r in results}
+    report = ScenarioReport(
+        name=scenario.name,
+        file=scenario.file,
+        outcome="crashed" if "crashed" in outcomes else "failed" if findings else "passed",
+        seed=seed,
+        steps=max(r.steps for r in results),
+        checks=sum(r.checks for r in results),
+        seconds=round(max(r.seconds for r in results), 4),
+        source=scenario.source,
+        findings=findings,
+    )
+    for rank, result in enumerate(results):
+        report.ranks.append(
+            RankReport(
+                rank=rank,
+                label=world.layout.label(rank),
+                outcome=result.outcome,  # type: ignore[arg-type]
+                num_accepted_tokens=result.num_accepted_tokens,
+            )
+        )
+    if findings:
+        report.rows_per_step = rows_per_step(scenario, world.pp_size)
+    return report
+
+
+def rows_per_step(scenario: Scenario, pp_size: int) -> list[str]:
+    """What each step runs, for the grid in a report."""
+    if scenario.calls:
+        return [f"call {number}" for number in range(len(scenario.calls))]
+    return [step.text for step in build_schedule(scenario, pp_size)]
+
+
+def not_run(scenario: Scenario, num_ranks: int, label: Any, reason: str) -> ScenarioReport:
+    """A scenario that was skipped, with a row for every rank all the same."""
+    return ScenarioReport(
+        name=scenario.name,
+        file=scenario.file,
+        outcome="skipped",
+        reason=reason,
+        source=scenario.source,
+        ranks=[RankReport(rank=r, label=label(r), outcome="skipped") for r in range(num_ranks)],
+    )

@@ -1,0 +1,84 @@
+"""A board in shared memory: where every rank of one host is, readable by the others.
+
+The memory is anonymous (a memfd that one rank makes and the others open through
+``/proc``), so nothing is left behind however the processes end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+
+_ROW = struct.Struct("<qqdd32s160s")  # pid, step, since, alive, phase, waiting
+_ROW_BYTES = 256
+_NO_STEP = -1
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a rank was last seen."""
+
+    pid: int
+    step: int | None
+    phase: str
+    waiting: str  # "" while it runs, else what it waits for
+    since: float  # time.monotonic() of the last change
+
+    @property
+    def text(self) -> str:
+        place = self.phase or "start-up"
+        if self.step is not None:
+            place = f"step {self.step}, {place}"
+        return f"{place}: waits for {self.waiting}" if self.waiting else place
+
+
+class Board:
+    """One row a rank; a rank writes its own row only."""
+
+    def __init__(self, memory: mmap.mmap, num_ranks: int):
+        self._memory = memory
+        self.num_ranks = num_ranks
+
+    @classmethod
+    def create(cls, num_ranks: int) -> tuple[Board, str]:
+        """A new board and the path by which other processes open it while this one lives."""
+        size = max(num_ranks, 1) * _ROW_BYTES
+        handle = os.memfd_create("ppharness-board")
+        os.ftruncate(handle, size)
+        board = cls(mmap.mmap(handle, size), num_ranks)
+        return board, f"/proc/{os.getpid()}/fd/{handle}"
+
+    @classmethod
+    def open(cls, path: str, num_ranks: int) -> Board:
+        """The board that another process made."""
+        handle = os.open(path, os.O_RDWR)
+        try:
+            return cls(mmap.mmap(handle, max(num_ranks, 1) * _ROW_BYTES), num_ranks)
+        finally:
+            os.close(handle)
+
+    def write(self, rank: int, step: int | None, phase: str, waiting: str = "") -> None:
+        """Says where this rank is; called before it goes on or waits."""
+        _ROW.pack_into(
+            self._memory, rank * _ROW_BYTES,
+            os.getpid(), _NO_STEP if step is None else step, time.monotonic(), 0.0,
+            phase.encode()[:32], waiting.encode()[:160],
+        )  # fmt: skip
+
+    def read(self, rank: int) -> Position | None:
+        """Where a rank was last seen, None when it has not been here."""
+        with contextlib.suppress(UnicodeDecodeError):
+            pid, step, since, _, phase, waiting = _ROW.unpack_from(self._memory, rank * _ROW_BYTES)
+            if pid:
+                return Position(
+                    pid,
+                    None if step == _NO_STEP else step,
+                    phase.rstrip(b"\0").decode(),
+                    waiting.rstrip(b"\0").decode(),
+                    since,
+                )
+        return None
