@@ -20,8 +20,8 @@ import pytest
 
 from ppharness.vllm_cache import VllmCacheError, locate
 
-RELEASES = "0.24.0 0.25.0 0.26.0 0.27.0 0.27.1 0.28.0 0.29.0 0.30.0 0.31.0 0.32.0 0.33.0".split()
 SENDS_DRAFTS = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
+RELEASES = ("0.24.0", "0.25.0", "0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", *SENDS_DRAFTS)
 PP_SIZE, MAX_NUM_REQS, K = 3, 4, 3
 A, B, GONE = 3, 2, -1  # slots; GONE is a row that was aborted in flight
 
