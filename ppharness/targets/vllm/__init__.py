@@ -8,6 +8,13 @@ package imports nothing of vLLM; making a target does.
 
 from .errors import TargetError, TargetSkip
 from .release import load_release
-from .target import VllmStateTarget, VllmTarget
+from .target import VllmStateTarget, VllmTarget, load_vllm_target
 
-__all__ = ["TargetError", "TargetSkip", "VllmStateTarget", "VllmTarget", "load_release"]
+__all__ = [
+    "TargetError",
+    "TargetSkip",
+    "VllmStateTarget",
+    "VllmTarget",
+    "load_release",
+    "load_vllm_target",
+]

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...vllm_cache import VllmCacheError, locate
 from ..interface import MambaState, RelayChannel, RequestSlots, TargetConfig, TokenRelay
-from .errors import TargetSkip
+from .errors import TargetError, TargetSkip
 from .release import load_release
 
 if TYPE_CHECKING:
@@ -79,3 +80,20 @@ class VllmStateTarget(VllmTarget):
         from ..builtin import BuiltinRequestSlots
 
         return BuiltinRequestSlots(config)
+
+
+def load_vllm_target(name: str) -> VllmTarget:
+    """`vllm`, `vllm-state`, `vllm@VERSION` or `vllm-state@VERSION`.
+
+    Raises:
+        TargetError: no such release here, or one that cannot be imported or driven.
+    """
+    kind, at, version = name.partition("@")
+    classes: dict[str, type[VllmTarget]] = {c.name: c for c in (VllmTarget, VllmStateTarget)}
+    if kind not in classes:
+        raise TargetError(f"--target: found {name!r}, allowed: {', '.join(classes)}, or @VERSION")
+    try:
+        path = locate(version) if at else None
+    except VllmCacheError as error:
+        raise TargetError(f"--target {name}: {error}") from error
+    return classes[kind](path)
