@@ -23,7 +23,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     run = commands.add_parser("run", help=_RUN_HELP, allow_abbrev=False)
-    run.add_argument("--nproc", type=_count(1, 1024), default=4, metavar="N", help="ranks to launch")
+    run.add_argument(
+        "--nproc", type=_count(1, 1024), default=4, metavar="N", help="ranks to launch"
+    )
     add_run_options(run)
 
     commands.add_parser("list", help="scenarios and targets, a line each", allow_abbrev=False)

@@ -51,7 +51,9 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
         stopped = options.stop_at_first and report.exit_code != 0
         if not left or interrupted or stopped or len(left) == len(remaining):
             break
-        report.scenarios = [s for s in report.scenarios if s.name in done or s.name not in _names(left)]
+        report.scenarios = [
+            s for s in report.scenarios if s.name in done or s.name not in _names(left)
+        ]
         remaining = left
     assert report is not None
     report.interrupted = report.interrupted or interrupted
@@ -147,7 +149,9 @@ def _nobody_reported(
         source=first.source,
         ranks=[RankReport(r, label(r), "hung") for r in range(options.nproc)],
         findings=[
-            Finding("lost_rank", rank, label(rank), None, None, f"{label(rank)} is gone; {_how(code)}")
+            Finding(
+                "lost_rank", rank, label(rank), None, None, f"{label(rank)} is gone; {_how(code)}"
+            )
             for rank, code in sorted(exit_codes.items())
         ],
     )

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 
 from .findings import Finding, RankReport, RunReport, ScenarioReport
@@ -59,6 +60,7 @@ class RankProcess:
     def main(self) -> NoReturn:
         """Runs and ends the process; never returns."""
         die_with_parent()
+        torch.set_num_threads(1)  # ranks share the cores of one machine
         self.watch.start()
         try:
             self._join()
@@ -232,7 +234,9 @@ class RankProcess:
             self.finished[-1].outcome = "hung"
         reason = "interrupted" if interrupted else f"the world was lost in {scenario.name}"
         self._skip_rest(number + 1, f"not run: {reason}")
-        report = self.report or bare_report(options, self.plan, layout.world_size, layout.local_world_size)
+        report = self.report or bare_report(
+            options, self.plan, layout.world_size, layout.local_world_size
+        )
         report.scenarios, report.interrupted = self.finished, interrupted
         return report
 

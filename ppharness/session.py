@@ -149,7 +149,7 @@ def combine(
             )
         )
     if findings:
-        report.rows_per_step = rows_per_step(scenario, world.pp_size)
+        report.rows_per_step = rows_per_step(scenario, world.pp_size)[: report.steps]
     return report
 
 

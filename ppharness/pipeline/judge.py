@@ -132,7 +132,10 @@ class BufferJudge:
 
     def _judge_canaries(self, snapshot: np.ndarray, step: int, phase: Phase) -> None:
         size = len(snapshot) - 2 * NUM_CANARIES
-        for first, part in ((-NUM_CANARIES, snapshot[:NUM_CANARIES]), (size, snapshot[-NUM_CANARIES:])):
+        for first, part in (
+            (-NUM_CANARIES, snapshot[:NUM_CANARIES]),
+            (size, snapshot[-NUM_CANARIES:]),
+        ):
             for offset in np.flatnonzero(part != self._canaries):
                 slot, actual = first + int(offset), int(part[offset])
                 if self._reported.get(slot) != actual:

@@ -193,7 +193,10 @@ class RankRunner:
             if self.world.pp_rank and not (self.is_last and row.num_draft_tokens):
                 ids.extend([0] * row.num_scheduled_tokens)
                 continue
-            start, stop = row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens
+            start, stop = (
+                row.num_computed_tokens,
+                row.num_computed_tokens + row.num_scheduled_tokens,
+            )
             tokens = list(self.reference.token_ids(row.req_num, start, stop))
             if row.num_draft_tokens:
                 for place in range(row.num_sampled, row.num_scheduled_tokens):
@@ -302,7 +305,8 @@ class RankRunner:
             return
         columns = [outputs.idx_mapping, outputs.num_sampled, outputs.num_rejected]
         packed = torch.cat(
-            [torch.stack([c.to(torch.int64) for c in columns], dim=1), outputs.sampled_tokens], dim=1
+            [torch.stack([c.to(torch.int64) for c in columns], dim=1), outputs.sampled_tokens],
+            dim=1,
         )
         self.checks.record(
             packed,

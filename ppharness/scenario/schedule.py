@@ -142,7 +142,10 @@ class _Scheduler:
         self.depth = relay_depth(self.scenario, self.pp_size)
         self.free_slots = list(range(self.scenario.max_num_reqs))  # taken from the end
         arriving = sorted(
-            (_Live(n, r, prefill_len=r.prompt_tokens) for n, r in enumerate(self.scenario.requests)),
+            (
+                _Live(n, r, prefill_len=r.prompt_tokens)
+                for n, r in enumerate(self.scenario.requests)
+            ),
             key=lambda live: (live.request.arrive_at, live.num),
         )
         steps: list[Step] = []

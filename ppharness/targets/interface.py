@@ -165,8 +165,13 @@ class RequestSlots(Protocol):
     last_sampled_tokens: torch.Tensor  # [max_num_reqs] int64
 
     def add_request(
-        self, req_idx: int, req_id: str, prompt_len: int, token_ids: Sequence[int],
-        num_computed_tokens: int, max_tokens: int,
+        self,
+        req_idx: int,
+        req_id: str,
+        prompt_len: int,
+        token_ids: Sequence[int],
+        num_computed_tokens: int,
+        max_tokens: int,
     ) -> None: ...
 
     def remove_request(self, req_idx: int, req_id: str) -> None: ...

@@ -44,7 +44,9 @@ class Layout:
                 "`torchrun --nproc-per-node 4 -m ppharness` or `ppharness run --nproc 4`"
             ) from None
         if size % tp_size:
-            raise WorldError(f"--tp {tp_size}: found {size} ranks, allowed: a multiple of {tp_size}")
+            raise WorldError(
+                f"--tp {tp_size}: found {size} ranks, allowed: a multiple of {tp_size}"
+            )
         local = int(os.environ.get("LOCAL_RANK", rank))
         return cls(rank, size, local, int(os.environ.get("LOCAL_WORLD_SIZE", size)), tp_size)
 
