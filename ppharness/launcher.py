@@ -7,10 +7,9 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .cli import reproduce_command, run_options, show_and_write
 from .findings import Finding, RankReport, RunReport, ScenarioReport
@@ -19,6 +18,9 @@ from .report.progress import RunProgress
 from .scenario.model import Scenario
 from .world.device import DevicePlan, plan_device
 from .world.errors import WorldError
+
+if TYPE_CHECKING:
+    from .session import RunOptions
 
 _LOST = "not run: the world was lost"
 
@@ -31,7 +33,6 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
         )
     plan = plan_device(options.device)
     from .rank import RankProcess, hand_over  # noqa: F401  torch and triton, before the fork
-    from .session import RunOptions
     from .targets.loading import load_target
 
     run: RunOptions = run_options(options, scenarios)
@@ -67,34 +68,50 @@ def _names(scenarios: Sequence[Scenario]) -> set[str]:
 
 
 def _one_world(
-    run, plan: DevicePlan, options: argparse.Namespace, scenarios: list[Scenario], number: str
-) -> tuple[RunReport | int, bool]:  # type: ignore[no-untyped-def]
+    run: RunOptions,
+    plan: DevicePlan,
+    options: argparse.Namespace,
+    scenarios: list[Scenario],
+    number: str,
+) -> tuple[RunReport | int, bool]:
     import torch
 
     from .world.launch import launch_world
 
     run = replace(run, scenarios=tuple(scenarios))
     forked = not torch.cuda.is_initialized()
-    with tempfile.TemporaryDirectory(prefix="ppharness-") as folder:
-        result = Path(folder) / "result"
+    handle = os.memfd_create("ppharness-result")  # leaves nothing behind, however this ends
+    try:
         end = launch_world(
             run_rank,
             (run, plan, options.quiet),
             nproc=options.nproc,
             world_id=number,
             start_method="fork" if forked else "spawn",
-            extra_env={"PPHARNESS_RESULT": str(result)},
+            extra_env={"PPHARNESS_RESULT": f"/proc/{os.getpid()}/fd/{handle}"},
         )
-        if result.exists():
-            report: RunReport = pickle.loads(result.read_bytes())
-            _name_signals(report, end.exit_codes)
-            return report, end.interrupted
+        report = _read_result(handle)
+    finally:
+        os.close(handle)
+    if report is not None:
+        _name_signals(report, end.exit_codes)
+        return report, end.interrupted
     if set(end.exit_codes.values()) <= {2}:
         return 2, end.interrupted
     return _nobody_reported(run, plan, options, scenarios, end.exit_codes), end.interrupted
 
 
-def run_rank(run, plan: DevicePlan, quiet: bool) -> None:  # type: ignore[no-untyped-def]
+def _read_result(handle: int) -> RunReport | None:
+    """What the reporting rank left, None when there is none or it is cut off."""
+    with open(handle, "rb", closefd=False) as file:
+        try:
+            report: RunReport = pickle.load(file)
+        except (EOFError, pickle.UnpicklingError):
+            return None
+    return report
+
+
+def run_rank(run: RunOptions, plan: DevicePlan, quiet: bool) -> None:
     """The entry of a forked or spawned rank."""
     if sys.stdin is not None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
@@ -130,9 +147,12 @@ def _how(code: int) -> str:
 
 
 def _nobody_reported(
-    run, plan: DevicePlan, options: argparse.Namespace, scenarios: list[Scenario],
+    run: RunOptions,
+    plan: DevicePlan,
+    options: argparse.Namespace,
+    scenarios: list[Scenario],
     exit_codes: dict[int, int],
-) -> RunReport:  # type: ignore[no-untyped-def]  # fmt: skip
+) -> RunReport:
     """No rank was left to say anything: what the exit codes tell."""
     from .session import not_run
 

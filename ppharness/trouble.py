@@ -126,7 +126,7 @@ def restore_finding(data: dict[str, Any]) -> Finding:
 
 
 def _finding(kind: str, note: Note, message: str) -> Finding:
-    phase: Phase | None = note.phase if note.phase in PHASES else None  # type: ignore[assignment]
+    phase: Phase | None = note.phase if note.phase in PHASES else None
     return Finding(
         kind=kind,  # type: ignore[arg-type]
         rank=note.rank,
@@ -143,10 +143,10 @@ def _last_did(note: Note) -> str:
 
 
 def _progress(note: Note) -> tuple[int, int, int]:
-    order = {name: place for place, name in enumerate(PHASES)}
+    order: dict[str, int] = {name: place for place, name in enumerate(PHASES)}
     at_end = "at the end of step" in note.waiting
     return (note.scenario, note.step if note.step is not None else -1,
-            len(order) if at_end else order.get(note.phase, 0))  # type: ignore[call-overload]  # fmt: skip
+            len(order) if at_end else order.get(note.phase, 0))  # fmt: skip
 
 
 def _names(waiting: str, label: str) -> bool:

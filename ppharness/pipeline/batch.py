@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,6 +30,11 @@ class StepTensors:
     slot: torch.Tensor  # [num_reqs] -1 = filtered out on this rank
     decodes: torch.Tensor  # [num_reqs] 1 = takes its first token from the last sample
     num_drafts: int  # over the batch
+
+    TENSORS: ClassVar = (
+        "row", "index", "input_ids", "req_num", "start", "num_scheduled", "skip",
+        "first_logit", "num_computed", "num_sampled", "num_rejected", "slot", "decodes",
+    )  # fmt: skip
 
 
 def make_step_tensors(
@@ -66,7 +72,8 @@ def make_step_tensors(
     packed = torch.from_numpy(np.concatenate([*per_token, *per_row]).astype(np.int64))
     packed = to_device(packed, device)
     sizes = [len(row)] * len(per_token) + [len(rows)] * len(per_row)
-    return StepTensors(*packed.split(sizes), num_drafts=step.num_draft_tokens)
+    parts = dict(zip(StepTensors.TENSORS, packed.split(sizes), strict=True))
+    return StepTensors(num_drafts=step.num_draft_tokens, **parts)
 
 
 def make_input_batch(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -65,7 +67,7 @@ class CallsRunner:
                 touched = {slot for slot in idx_mapping if slot >= 0}
                 self.checks.record(
                     self.guard.snapshot(),
-                    lambda a, n=number, w=want, t=touched, b=before: self._judge(a, n, w, t, b),
+                    partial(self._judge, number=number, want=want, touched=touched, before=before),
                 )
             before = want.astype(np.int64)
             self.steps_run += 1
@@ -102,7 +104,12 @@ class CallsRunner:
         return True
 
     def _judge(
-        self, snapshot: np.ndarray, number: int, want: np.ndarray, touched: set[int], b: np.ndarray
+        self,
+        snapshot: np.ndarray,
+        number: int,
+        want: np.ndarray,
+        touched: set[int],
+        before: np.ndarray,
     ) -> None:
         """Compares one snapshot with canaries around it with the expected buffer."""
         size = len(want)
@@ -115,7 +122,9 @@ class CallsRunner:
                 kind, text = "mismatch", f"slot {slot}: expected {full[place]}, got {actual}"
             elif 0 <= slot < size:
                 kind = "stray_write"
-                text = f"slot {slot} is in no row of the mapping: it held {b[slot]}, now {actual}"
+                text = (
+                    f"slot {slot} is in no row of the mapping: it held {before[slot]}, now {actual}"
+                )
             else:
                 kind = "stray_write"
                 text = f"memory just outside the buffer, at slot {slot}, was written: {actual}"

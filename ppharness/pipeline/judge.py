@@ -43,8 +43,8 @@ class BufferJudge:
         wrong |= ~unowned & ((buffer < 1) | (buffer > self.max_accepted))
         if self.exact:
             wrong |= ~unowned & (buffer != expected.exact)
-        for slot in np.flatnonzero(wrong):
-            self._report(int(slot), int(buffer[slot]), bool(unowned[slot]), expected, phase)
+        for slot in np.flatnonzero(wrong).tolist():
+            self._report(slot, int(buffer[slot]), bool(unowned[slot]), expected, phase)
         for slot, count in expected.at_use.items():
             if buffer[slot] != count:
                 self._report_at_use(slot, int(buffer[slot]), count, expected, phase)
@@ -60,12 +60,12 @@ class BufferJudge:
     def _note_trespass(self, buffer: np.ndarray, expected: Expectation, phase: Phase) -> None:
         if self._before is None:
             return
-        for slot in np.flatnonzero(buffer != self._before):
-            if int(slot) in expected.writable:
-                self._trespass.pop(int(slot), None)
-            elif int(slot) in expected.owners:
+        for slot in np.flatnonzero(buffer != self._before).tolist():
+            if slot in expected.writable:
+                self._trespass.pop(slot, None)
+            elif slot in expected.owners:
                 step = expected.step
-                self._trespass[int(slot)] = (step, phase, int(self._before[slot]))
+                self._trespass[slot] = (step, phase, int(self._before[slot]))
 
     def _report(
         self, slot: int, actual: int, unowned: bool, expected: Expectation, phase: Phase

@@ -8,7 +8,8 @@ agree, at the end of that step, to end the scenario.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,7 +115,7 @@ class RankRunner:
         """``[max_num_reqs]`` each slot as its last owner left it."""
         return self.guard.final() if self.steps_run else None
 
-    def _run_step(self, step: Step, expected: Any) -> None:
+    def _run_step(self, step: Step, expected: Iterator[Expectation]) -> None:
         self._apply_sampled(step)
         self._snapshot(next(expected))
         self._free(step)
@@ -217,7 +218,7 @@ class RankRunner:
             ids = tensors.input_ids
             last = self.slots.last_sampled_tokens[tensors.slot.clamp(min=0)].view(-1)
             ids[tensors.start] = torch.where(tensors.decodes > 0, last, ids[tensors.start])
-            self.checks.record(ids, lambda a, s=step: self.tokens.inputs(a, s))
+            self.checks.record(ids, partial(self.tokens.inputs, step=step))
             x = self.model.embed(ids)
         else:
             hidden = torch.empty(
@@ -226,10 +227,10 @@ class RankRunner:
             world.recv_hidden(hidden)
             x = hidden[:, 3]
             self.checks.record(
-                hidden[:, :3], lambda a, s=step: self.tokens.hidden(a, s, stage, True)
+                hidden[:, :3], partial(self.tokens.hidden, step=step, stage=stage, filtered=True)
             )
         self.checks.record(
-            marks, lambda a, s=step: self.tokens.hidden(a, s, stage, not self.is_last)
+            marks, partial(self.tokens.hidden, step=step, stage=stage, filtered=not self.is_last)
         )
         accepted = self.guard.buffer[tensors.slot.clamp(min=0)]
         x = self.model.forward(x, tensors, accepted, num_computed)
@@ -243,7 +244,7 @@ class RankRunner:
     ) -> None:
         """The last rank: sample, broadcast, then take its own result in at once."""
         sampled = self.model.sample(hidden, tensors)
-        self.checks.record(sampled, lambda a, s=step: self.tokens.sampled(a, s))
+        self.checks.record(sampled, partial(self.tokens.sampled, step=step))
         num_sampled = tensors.num_sampled.to(torch.int32)
         num_rejected = tensors.num_rejected.to(torch.int32)
         if self.world.pp_size > 1:
@@ -294,7 +295,7 @@ class RankRunner:
             channel.broadcast(torch.zeros(shape, dtype=dtype, device=self.world.device), "stand-in")
 
     def _record_applied(self, outputs: SampledOutputs, source: Step, now: Step) -> None:
-        num_reqs, width = outputs.sampled_tokens.shape
+        num_reqs, _ = outputs.sampled_tokens.shape
         if num_reqs != len(source.rows):
             self.checks.add(
                 "divergence", now.index, "apply_sampled",
@@ -310,13 +311,13 @@ class RankRunner:
         )
         self.checks.record(
             packed,
-            lambda a: self.tokens.applied(a[:, 3:], a[:, 1:3].T, a[:, 0], source, now),
+            partial(self.tokens.applied, source=source, now=now),
         )
 
     def _snapshot(self, expected: Expectation) -> None:
         if self.failed is None:
             self.checks.record(
-                self.guard.snapshot(), lambda a, e=expected: self.buffers.judge(a, e)
+                self.guard.snapshot(), partial(self.buffers.judge, expected=expected)
             )
 
     def _judge(self) -> None:

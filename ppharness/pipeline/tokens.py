@@ -37,7 +37,8 @@ class TokenJudge:
                 self.checks.add(
                     "divergence", step.index, "forward",
                     f"hidden state of request {row.req_id}, token {token} of its row: "
-                    f"{HIDDEN_FIELDS[field]} is {part[token, field]}, expected {want[token, field]}",
+                    f"{HIDDEN_FIELDS[field]} is {part[token, field]}, "
+                    f"expected {want[token, field]}",
                     req_id=row.req_id, slot=row.slot,
                     expected=int(want[token, field]), actual=int(part[token, field]),
                 )  # fmt: skip
@@ -79,25 +80,24 @@ class TokenJudge:
                     )  # fmt: skip
                     break
 
-    def applied(
-        self, tokens: np.ndarray, counts: np.ndarray, mapping: np.ndarray, source: Step, now: Step
-    ) -> None:
+    def applied(self, heard: np.ndarray, source: Step, now: Step) -> None:
         """What another rank hears of step `source`; rows at -1 are not judged.
 
         Args:
-            tokens: ``[num_reqs, width]``; counts: ``[2, num_reqs]``; mapping: ``[num_reqs]``.
+            heard: ``[num_reqs, 3 + width]``: slot, num_sampled, num_rejected, tokens.
         """
+        mapping, counts, tokens = heard[:, 0], heard[:, 1:3].T, heard[:, 3:]
         for number, row in enumerate(source.rows):
             if number >= len(mapping) or mapping[number] < 0 or row.filtered:
                 continue
             self.checks.num_checks += 3
-            place = {"req_id": row.req_id, "slot": row.slot}
             if mapping[number] != row.slot:
                 self.checks.add(
                     "divergence", now.index, "apply_sampled",
                     f"the sample of request {row.req_id} of step {source.index} goes to slot "
                     f"{mapping[number]}, its slot is {row.slot}",
-                    **place, expected=row.slot, actual=int(mapping[number]),
+                    req_id=row.req_id,
+                    slot=row.slot, expected=row.slot, actual=int(mapping[number]),
                 )  # fmt: skip
                 continue
             for name, got, want in (
@@ -109,7 +109,8 @@ class TokenJudge:
                         "divergence", now.index, "apply_sampled",
                         f"{name} of request {row.req_id} from step {source.index} arrived as "
                         f"{got}, the last rank had {want}",
-                        **place, expected=want, actual=int(got),
+                        req_id=row.req_id,
+                    slot=row.slot, expected=want, actual=int(got),
                     )  # fmt: skip
             want_tokens = self.sampled_by_reference(row)
             got_tokens = tokens[number, : row.num_sampled].tolist()
@@ -120,7 +121,8 @@ class TokenJudge:
                     f"token {wrong + 1} of {row.num_sampled} sampled for request {row.req_id} in "
                     f"step {source.index} arrived as {got_tokens[wrong]}, "
                     f"the sequential reference has {want_tokens[wrong]}",
-                    **place, expected=want_tokens[wrong], actual=got_tokens[wrong],
+                    req_id=row.req_id,
+                    slot=row.slot, expected=want_tokens[wrong], actual=got_tokens[wrong],
                 )  # fmt: skip
 
     def sampled_by_reference(self, row: Row) -> list[int]:

@@ -109,4 +109,4 @@ def _instance(name: str, cls: type) -> Target:
     own = [vars(c) for c in cls.__mro__ if c is not BuiltinTarget]
     target.exact = next((bool(body["exact"]) for body in own if "exact" in body), False)
     target.name = name
-    return target  # type: ignore[no-any-return]
+    return target

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 
 import psutil
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, start_processes
 
 _POLL = 0.02
 _KILL_AFTER = 15.0  # seconds that survivors have to report after the first rank ended
@@ -69,17 +68,28 @@ def launch_world(
         for rank in range(nproc)
     }
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="ppharness-logs-") as logs:
-        context = start_processes(
-            name="ppharness",
-            entrypoint=entry,
-            args={rank: args for rank in range(nproc)},
-            envs=envs,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
-            start_method=start_method,
-        )
-        prefixed = dist.PrefixStore(f"ppharness/{world_id}/0", store)
-        return _Waiting(context.pids(), prefixed).run()
+    context = start_processes(
+        name="ppharness",
+        entrypoint=entry,
+        args=dict.fromkeys(range(nproc), args),
+        envs=envs,
+        logs_specs=_NoFiles(),
+        start_method=start_method,
+    )
+    prefixed = dist.PrefixStore(f"ppharness/{world_id}/0", store)
+    return _Waiting(context.pids(), prefixed).run()
+
+
+class _NoFiles(LogsSpecs):
+    """Ranks write to the launcher's own streams; no folder of logs is made."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        none = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=none, stderrs=none, error_files=dict.fromkeys(envs, os.devnull))
+
+    @property
+    def root_log_dir(self) -> str:
+        return os.devnull
 
 
 class _Waiting:
@@ -113,7 +123,8 @@ class _Waiting:
                 if rank not in self.exit_codes and (code := _exit_code(process)) is not None:
                     self.exit_codes[rank] = code
                     deadline = deadline or time.monotonic() + _KILL_AFTER
-            if deadline is not None and time.monotonic() > deadline or self.interrupts > 1:
+            late = deadline is not None and time.monotonic() > deadline
+            if late or self.interrupts > 1:
                 for process in self.processes.values():
                     with contextlib.suppress(psutil.Error):
                         process.kill()

@@ -142,12 +142,14 @@ class World:
         self._say("")
         return values
 
-    def wait(self, work: dist.Work, what: str) -> None:
+    def wait(self, work: dist.Work | None, what: str) -> None:
         """Until `work` is done, at most `timeout` seconds.
 
         Raises:
             TransportError: it took too long, or the other side is gone.
         """
+        if work is None:  # this rank is not in the group
+            return
         self._say(what)
         started = time.monotonic()
         try:
