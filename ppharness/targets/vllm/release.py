@@ -16,7 +16,7 @@ import torch
 
 from ... import vllm_cache
 from ...vllm_cache import Release
-from . import cpu_stand_ins
+from . import cpu_stand_ins, uva_stand_in
 from .errors import TargetError
 
 # What the import of a release asks for beside torch; the extra `vllm-cpu` installs them.
@@ -61,6 +61,9 @@ def load_release(path: Path | None, *, on_cpu: bool | None = None) -> Release:
         if on_cpu:
             with _import_errors("its stand-ins for a CPU", release):
                 cpu_stand_ins.install()
+        elif release.is_cached:
+            with _import_errors("its stand-in for mapped memory", release):
+                uva_stand_in.install()
         triton_utils = import_module("vllm.triton_utils", release)
     if not getattr(triton_utils, "HAS_TRITON", True):
         raise TargetError(

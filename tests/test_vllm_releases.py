@@ -1,10 +1,11 @@
-"""The release's own PPHandler over gloo, on three forked ranks, through our adapter.
+"""Each cached release through our adapters: its state module, and its PPHandler over gloo.
 
-Each release runs in a process of its own, since two never share one.
+A release runs in a process of its own, since two never share one, which forks three ranks.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -21,7 +22,8 @@ import pytest
 from ppharness.vllm_cache import VllmCacheError, locate
 
 SENDS_DRAFTS = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
-RELEASES = ("0.24.0", "0.25.0", "0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", *SENDS_DRAFTS)
+INDEX_FILL = ("0.24.0", "0.25.0", "0.26.0", "0.27.0", "0.27.1")
+RELEASES = (*INDEX_FILL, "0.28.0", "0.29.0", *SENDS_DRAFTS)
 PP_SIZE, MAX_NUM_REQS, K = 3, 4, 3
 A, B, GONE = 3, 2, -1  # slots; GONE is a row that was aborted in flight
 
@@ -33,14 +35,16 @@ pytestmark = [
 ]
 
 
-def run(version: str, part: str) -> Any:
+@functools.cache
+def run(version: str) -> Any:
+    """What `_main` below found out about a release."""
     try:
         path = locate(version)
     except VllmCacheError:
         pytest.skip(f"vLLM {version} is not cached: ppharness vllm fetch {version}")
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(
-        [sys.executable, __file__, str(path), part],
+        [sys.executable, __file__, str(path)],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
@@ -51,9 +55,26 @@ def run(version: str, part: str) -> Any:
 
 
 @pytest.mark.parametrize("version", RELEASES)
+def test_state_module(version: str) -> None:
+    """vllm#50947: to 0.27.1 an int32 mapping raises, an int64 one wraps to the last slot."""
+    seen = run(version)["state"]
+    wide = version not in (*INDEX_FILL, "0.31.0")
+    assert seen["mapping_dtype"] == ("torch.int64" if wide else "torch.int32")
+    assert seen["scatter torch.int32"] == seen["scatter torch.int64"] == [1, 9, 3, 9]
+    if version in INDEX_FILL:
+        message, file, function = seen["fill torch.int32"]
+        assert message == "index_fill_(): Expected dtype int64 for index."
+        assert function == "postprocess_state" and file.endswith("model_states/mamba_hybrid.py")
+        assert seen["fill torch.int64"] == [1, 9, 1, 1]
+    else:
+        assert seen["fill torch.int32"] == seen["fill torch.int64"] == [1, 9, 1, 9]
+    assert seen["reused"] == [4, 4 if version in ("0.24.0", "0.25.0") else 1, 4, 4]
+
+
+@pytest.mark.parametrize("version", RELEASES)
 def test_relay_applies_late_and_filters(version: str) -> None:
     drafts = version in SENDS_DRAFTS
-    ranks = run(version, "drafts" if drafts else "plain")
+    ranks = run(version)["ranks"]
     assert ranks[PP_SIZE - 1]["outputs"] == [None] * 7
     for rank in ranks[:-1]:
         first, second = rank["outputs"][3], rank["outputs"][6]
@@ -73,10 +94,10 @@ def test_relay_applies_late_and_filters(version: str) -> None:
             assert rank["draft_tokens"][0] == rank["draft_tokens"][1] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("version", ["0.27.1", "0.29.0", "0.30.0", "0.33.0"])
+@pytest.mark.parametrize("version", RELEASES)
 def test_width_of_the_token_broadcast(version: str) -> None:
     """vllm#46994: to 0.29.0 the last rank sends one column, the others expect K + 1."""
-    last, other = run(version, "width")
+    last, other = run(version)["width"]
     if version in SENDS_DRAFTS:
         assert last == other
     else:
@@ -262,14 +283,39 @@ def _posted(target: Any, rank: int) -> list[Any]:
     return channel.posted
 
 
-def _main(path: str, part: str) -> None:
+def _state(target: Any) -> dict[str, Any]:
+    """The founding bug, its silent sibling, and the count of a slot that is reused."""
+    import torch
+
+    state = target.make_mamba_state(_config(0, K))
+    seen: dict[str, Any] = {"mapping_dtype": str(target.idx_mapping_dtype())}
+    state.num_accepted_tokens = torch.empty(MAX_NUM_REQS, dtype=torch.int32)
+    for dtype in (torch.int32, torch.int64):
+        for name, num_sampled in (("fill", 0), ("scatter", torch.tensor([3, 4, 0]).int())):
+            state.num_accepted_tokens.fill_(9)
+            try:
+                state.postprocess_state(torch.tensor([2, -1, 0], dtype=dtype), num_sampled)
+                found: Any = state.num_accepted_tokens.tolist()
+            except IndexError as error:
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                found = [str(error), frame.filename, frame.name]
+            seen[f"{name} {dtype}"] = found
+    state.num_accepted_tokens.fill_(4)
+    state.add_request(1, 0)
+    state.remove_request(1)
+    seen["reused"] = state.num_accepted_tokens.tolist()
+    return seen
+
+
+def _main(path: str) -> None:
     from ppharness.targets.vllm import VllmTarget
 
     target = VllmTarget(Path(path))
-    if part == "width":
-        result: Any = [_posted(target, PP_SIZE - 1), _posted(target, 0)]
-    else:
-        result = _fork_ranks(target, K if part == "drafts" else 0)
+    result = {
+        "state": _state(target),
+        "width": [_posted(target, PP_SIZE - 1), _posted(target, 0)],
+        "ranks": _fork_ranks(target, K if target.version in SENDS_DRAFTS else 0),
+    }
     print(json.dumps(result))
 
 
