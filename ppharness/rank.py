@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 
 from .findings import Finding, RankReport, RunReport, ScenarioReport
+from .injection import parse_injection
+from .pipeline.faults import Faults
 from .session import RunOptions, new_report, not_run, rows_per_step, run_scenario
 from .targets.loading import TargetError, load_target
 from .trouble import Note, exchange, restore_finding, take_turn, verdict
@@ -28,7 +30,8 @@ from .world.device import DevicePlan
 from .world.errors import TransportError
 from .world.processes import die_with_parent
 from .world.watch import LEFT, Watch
-from .world.world import Layout, World
+from .world.layout import Layout
+from .world.world import World
 
 Publish = Any  # Callable[[RunReport], int]: shows and writes a report, returns the exit code
 
@@ -40,6 +43,10 @@ class RankProcess:
         self.options, self.plan, self.publish, self.progress = options, plan, publish, progress
         self.layout = Layout.from_environment(options.tp_size)
         self.label = self.layout.label(self.layout.rank)
+        self.injections = [
+            parse_injection(text, world_size=self.layout.world_size, tp_size=options.tp_size)
+            for text in options.injections
+        ]
         self.world: World | None = None
         self.board: Board | None = None
         self.report: RunReport | None = None
@@ -91,8 +98,10 @@ class RankProcess:
         self.board.write(self.layout.rank, None, "start-up")
         self.watch.board = self.board
         self.world = World(
-            self.layout, self.plan, _process_group_store(), self.board, self.options.timeout
-        )
+            self.layout, self.plan, _process_group_store(), self.board,
+            timeout=self.options.timeout, ledger=self.options.ledger,
+            perturb=self.options.perturb,
+        )  # fmt: skip
 
     def _wait_for_key(self, key: str) -> None:
         deadline = time.monotonic() + self.options.timeout
@@ -112,6 +121,8 @@ class RankProcess:
         self.report = new_report(options, target, world)
         self.report.notes += [n for n in [self.plan.note] if n]
         self.report.notes += list(getattr(target, "warnings", ()))
+        mine = [i for i in self.injections if i.rank == world.rank]
+        faults = Faults(mine, lambda i: self.store.set(f"fired/{i.text}", "1"))
         reporting = world.rank == 0
         if reporting:
             self.progress.start(len(options.scenarios))
@@ -120,7 +131,7 @@ class RankProcess:
             if reporting:
                 self.progress.scenario_started(scenario.name)
             self.watch_interrupt()
-            result = run_scenario(scenario, target, world, options, self.partial)
+            result = run_scenario(scenario, target, world, options, self.partial, faults)
             self.finished.append(result)
             if reporting:
                 self.progress.scenario_finished(result)
@@ -134,6 +145,7 @@ class RankProcess:
         code = [0]
         if reporting:
             self.progress.stop()
+            self._count_injections(self.report)
             code = [self.publish(self.report)]
         codes = world.gather(code)
         world.at(None, LEFT)
@@ -238,7 +250,14 @@ class RankProcess:
             options, self.plan, layout.world_size, layout.local_world_size
         )
         report.scenarios, report.interrupted = self.finished, interrupted
+        self._count_injections(report)
         return report
+
+    def _count_injections(self, report: RunReport) -> None:
+        """How often each fault on purpose struck, on whatever rank."""
+        report.injections = {
+            i.text: int(self.store.check([f"fired/{i.text}"])) for i in self.injections
+        }
 
     def _note_of_silent(self, rank: int, dead: set[int]) -> Note:
         seen = self.board.read(rank) if self.board else None
