@@ -28,9 +28,9 @@ from .trouble import Note, exchange, restore_finding, take_turn, verdict
 from .world.board import Board
 from .world.device import DevicePlan
 from .world.errors import TransportError
+from .world.layout import Layout
 from .world.processes import die_with_parent
 from .world.watch import LEFT, Watch
-from .world.layout import Layout
 from .world.world import World
 
 Publish = Any  # Callable[[RunReport], int]: shows and writes a report, returns the exit code
@@ -73,7 +73,7 @@ class RankProcess:
             self._join()
             code = self._run()
         except TransportError as error:
-            self.conclude(str(error), timed_out=error.timed_out)
+            self.conclude(str(error), error)
         except SystemExit as leaving:  # the target's doing: this rank is lost to the others
             sys.stderr.write(f"{self.label}: sys.exit({leaving.code!r}) inside the target\n")
             self._leave(leaving.code if isinstance(leaving.code, int) else 1)
@@ -81,7 +81,7 @@ class RankProcess:
             self._refuse(str(error))
         except BaseException as error:
             sys.stderr.write(f"{self.label}: {traceback.format_exc()}")
-            self.conclude(f"{type(error).__name__}: {error}")
+            self.conclude(f"{type(error).__name__}: {error}", error)
         self._leave(code)
 
     def _join(self) -> None:
@@ -165,14 +165,14 @@ class RankProcess:
     def _from_watch(self, why: str) -> None:
         self.conclude(why)
 
-    def conclude(self, why: str, *, timed_out: bool = False) -> NoReturn:
+    def conclude(self, why: str, error: BaseException | None = None) -> NoReturn:
         """The run cannot go on: notes are exchanged, one rank reports, all leave."""
         if not self._concluded.acquire(blocking=False):
             while True:  # the other thread of this process is at it and ends the process
                 time.sleep(1)
         code = 3
         try:
-            note = self._note(why, timed_out)
+            note = self._note(why, error)
             notes = exchange(self.store, note, self.layout.world_size, self._missing)
             if take_turn(self.store, self.layout.rank, sorted(notes)):
                 code = self.publish(self._troubled_report(notes, why))
@@ -186,7 +186,7 @@ class RankProcess:
     def _missing(self) -> set[int]:
         return self.watch.dead_peers()
 
-    def _note(self, why: str, timed_out: bool) -> Note:
+    def _note(self, why: str, error: BaseException | None) -> Note:
         seen = self.board.read(self.layout.rank) if self.board else None
         return Note(
             rank=self.layout.rank,
@@ -196,9 +196,8 @@ class RankProcess:
             waiting=seen.waiting if seen else "",
             still=time.monotonic() - seen.since if seen else 0.0,
             why=why,
-            stack=self.watch.main_stack(),
+            stack=stack_of(error) if error else self.watch.main_stack(),
             scenario=self.current,
-            timed_out=timed_out,
             findings=[asdict(f) for f in self.partial],
         )
 
@@ -299,6 +298,11 @@ def hand_over(report: RunReport) -> int:
     """Under our own launcher, which reports for all: leaves the result in its folder."""
     Path(os.environ["PPHARNESS_RESULT"]).write_bytes(pickle.dumps(report))
     return report.exit_code
+
+
+def stack_of(error: BaseException) -> str:
+    """Where an error was raised, innermost frame last."""
+    return "".join(traceback.format_tb(error.__traceback__)[-12:])
 
 
 def _rank_outcome(finding: Finding | None) -> str:

@@ -83,8 +83,12 @@ def new_report(options: RunOptions, target: Target, world: World) -> RunReport:
 
 
 def run_scenario(
-    scenario: Scenario, target: Target, world: World, options: RunOptions,
-    partial: list[Finding], faults: Faults,
+    scenario: Scenario,
+    target: Target,
+    world: World,
+    options: RunOptions,
+    partial: list[Finding],
+    faults: Faults,
 ) -> ScenarioReport:
     """One scenario on all ranks; every rank gets the same report.
 

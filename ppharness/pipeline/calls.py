@@ -43,9 +43,7 @@ class CallsRunner:
         world.at(None, "make the target")
         try:
             self.state = target.make_mamba_state(config)
-            self.guard = BufferGuard(
-                self.state, max_num_reqs=scenario.max_num_reqs, poison=False
-            )
+            self.guard = BufferGuard(self.state, max_num_reqs=scenario.max_num_reqs, poison=False)
             self.guard.buffer.fill_(self.initial)
         except TargetSkip as skip:
             self.skip_reason = str(skip)
@@ -59,6 +57,7 @@ class CallsRunner:
 
     def run(self) -> None:
         """All calls; ends early when any rank's target raised."""
+        self.world.start_scenario()
         if self.world.agree(self.calls.failed or self.skip_reason is not None).stop:
             return
         calls = [(call.idx_mapping, call.num_sampled) for call in self.scenario.calls]
@@ -92,9 +91,7 @@ class CallsRunner:
             counts = num_sampled
         else:
             counts = to_device(torch.tensor(num_sampled, dtype=torch.int32), device)
-        self.calls.state(
-            "postprocess_state", number, self.state.postprocess_state, mapping, counts
-        )
+        self.calls.state("postprocess_state", number, self.state.postprocess_state, mapping, counts)
 
     def _judge(
         self,

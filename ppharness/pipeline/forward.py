@@ -93,13 +93,10 @@ class Forward:
         x = self.model.forward(x, tensors, accepted, num_computed)
         if self.faults.take("corrupt-hidden", step.index):
             x[-1] ^= 1 << 40
-        self.checks.record(
-            x,
-            partial(
-                self.tokens.values,
-                step=step, stage=stage + 1, filtered=not self.is_last, incoming=False,
-            ),  # fmt: skip
+        went_out = partial(
+            self.tokens.values, step=step, stage=stage + 1, filtered=True, incoming=False
         )
+        self.checks.record(x, went_out)
         if not self.is_last:
             marks[:, 2] += 1
             self._send(torch.cat([marks, x[:, None]], dim=1))
@@ -121,9 +118,7 @@ class Forward:
                 drafts[number] = torch.tensor(tokens)
         return drafts
 
-    def _first_input(
-        self, step: Step, tensors: StepTensors, slots: RequestSlots
-    ) -> torch.Tensor:
+    def _first_input(self, step: Step, tensors: StepTensors, slots: RequestSlots) -> torch.Tensor:
         ids = tensors.input_ids
         last = slots.last_sampled_tokens[tensors.slot.clamp(min=0)].view(-1)
         ids[tensors.start] = torch.where(tensors.decodes > 0, last, ids[tensors.start])

@@ -82,6 +82,7 @@ class RankRunner:
 
     def run(self) -> None:
         """All steps; ends early when any rank's target raised, or on an interrupt."""
+        self.world.start_scenario()
         if self.world.agree(self.calls.failed or self.skip_reason is not None).stop:
             return
         for step in self.schedule:
@@ -142,9 +143,7 @@ class RankRunner:
         """What the last rank sampled `depth` steps ago reaches this one."""
         if self.is_last:
             return
-        outputs = self.calls.relay(
-            "apply_sampled", step.index, self.relay.get_prev_sampled_outputs
-        )
+        outputs = self.calls.relay("apply_sampled", step.index, self.relay.get_prev_sampled_outputs)
         if outputs is None:
             return
         source = self.schedule[step.index - self.depth] if step.index >= self.depth else step
@@ -181,9 +180,7 @@ class RankRunner:
                 added.slot, added.num_computed_tokens,
             )  # fmt: skip
 
-    def _sample(
-        self, step: Step, batch: InputBatch, tensors: StepTensors, x: torch.Tensor
-    ) -> None:
+    def _sample(self, step: Step, batch: InputBatch, tensors: StepTensors, x: torch.Tensor) -> None:
         """The last rank: sample, broadcast, then take its own result in at once."""
         sampled = self.forward.sample(step, x, tensors)
         num_sampled = tensors.num_sampled.to(torch.int32)
@@ -257,6 +254,4 @@ class RankRunner:
     def _snapshot(self, expected: Iterator[Expectation]) -> None:
         wanted = next(expected, None)
         if wanted is not None and not self.calls.failed:
-            self.checks.record(
-                self.guard.snapshot(), partial(self.buffers.judge, expected=wanted)
-            )
+            self.checks.record(self.guard.snapshot(), partial(self.buffers.judge, expected=wanted))

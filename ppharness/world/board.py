@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 
 _ROW = struct.Struct("<qqd32s160s")  # pid, step, since, phase, waiting
-_LEDGER = struct.Struct("<qqq?")  # step, tokens of the batch, posts, whether the step is done
+_LEDGER = struct.Struct("<qqq?")  # turn, tokens of the batch, posts, whether the step is done
 _LEDGER_AT = 224
 _ROW_BYTES = 256
 _NO_STEP = -1
@@ -42,7 +42,7 @@ class Position:
 class Progress:
     """What a rank has built and posted in its current step."""
 
-    step: int
+    turn: int  # counts scenarios and steps, so that no two steps of a run are the same
     num_tokens: int
     num_posted: int
     done: bool
@@ -85,7 +85,7 @@ class Board:
         """Says what this rank has built and posted."""
         _LEDGER.pack_into(
             self._memory, rank * _ROW_BYTES + _LEDGER_AT,
-            progress.step, progress.num_tokens, progress.num_posted, progress.done,
+            progress.turn, progress.num_tokens, progress.num_posted, progress.done,
         )  # fmt: skip
 
     def read_progress(self, rank: int) -> Progress:

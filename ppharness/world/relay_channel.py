@@ -44,7 +44,7 @@ class RelayChannel:
         text = f"{what} of step {step} from {source}"
         if world.rank == self.last_rank:
             text = f"all ranks to take {what} of step {step}"
-        pending = PendingBroadcast(world, work, tensor, text, step, place)
+        pending = PendingBroadcast(world, work, tensor, text, world.turn, place)
         self._pending = [p for p in self._pending if not p.done][-_KEEP:] + [pending]
         return pending
 
@@ -84,12 +84,12 @@ class PendingBroadcast:
         work: dist.Work | None,
         tensor: torch.Tensor,
         what: str,
-        step: int,
+        turn: int,
         place: int,
     ):
         self.done = work is None
         self._world, self._work, self._tensor, self._what = world, work, tensor, what
-        self._step, self._place = step, place
+        self._turn, self._place = turn, place
 
     def wait(self) -> None:
         """Until the data is there; on CUDA the current stream waits, not the thread.
@@ -101,7 +101,7 @@ class PendingBroadcast:
         if self.done:
             return
         world, source = self._world, self._world.relay_channel.last_rank
-        if world.rank != source and not world.will_post(source, self._step, self._place):
+        if world.rank != source and not world.will_post(source, self._turn, self._place):
             raise NotPosted(self._what, timed_out=False, detail="it was never posted")
         world.wait(self._work, self._what)
         self.done = True

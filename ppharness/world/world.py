@@ -65,6 +65,8 @@ class World:
         self.step: int | None = None
         self._phase = "start-up"
         self._num_tokens = 0
+        self._scenario = 0
+        self.turn = 0  # of the step that runs, the same on all ranks
         self._sending: dist.Work | None = None
         self._connect()
 
@@ -104,8 +106,13 @@ class World:
         if self.on_move is not None:
             self.on_move(step, phase)
 
+    def start_scenario(self) -> None:
+        """A new scenario: steps count from 0 again."""
+        self._scenario += 1
+
     def start_step(self, step: int) -> None:
         """A new step: ledger and channel start afresh."""
+        self.turn = (self._scenario << 24) + step
         self.ledger.start(step)
         self._num_tokens = 0
         self.relay_channel.start_step()
@@ -117,10 +124,8 @@ class World:
 
     def post_progress(self, *, done: bool = False) -> None:
         """Shows the other ranks of this host what is built and posted."""
-        ledger = self.ledger
-        if ledger.step is not None:
-            progress = Progress(ledger.step, self._num_tokens, len(ledger.posts), done)
-            self.board.write_progress(self.rank, progress)
+        progress = Progress(self.turn, self._num_tokens, len(self.ledger.posts), done)
+        self.board.write_progress(self.rank, progress)
 
     def tokens_of_peer(self, distance: int) -> int | None:
         """Tokens in the batch of the stage before (-1) or after (+1), None when not known."""
@@ -130,11 +135,11 @@ class World:
         seen = self._watch(peer, lambda p: True, f"the batch of step {self.step} of")
         return seen.num_tokens if seen is not None else None
 
-    def will_post(self, source: int, step: int, place: int) -> bool:
-        """Whether `source` posts its broadcast number `place` of a step; may wait to see it."""
+    def will_post(self, source: int, turn: int, place: int) -> bool:
+        """Whether `source` posts its broadcast number `place` of a turn; may wait to see it."""
         if not self.ledger.compared or source not in self.local:
             return True
-        if self.ledger.step is not None and step < self.ledger.step:
+        if turn < self.turn:
             return True  # that step ended well on all ranks
         seen = self._watch(source, lambda p: p.num_posted > place or p.done, "a broadcast of")
         return seen is None or seen.num_posted > place
@@ -145,7 +150,7 @@ class World:
         self._say(f"{what} {self.layout.label(rank)}")
         while time.monotonic() < deadline:
             seen = self.board.read_progress(rank)
-            if seen.step == self.ledger.step and enough(seen):
+            if seen.turn == self.turn and enough(seen):
                 self._say("")
                 return seen
             time.sleep(_SPIN)
