@@ -109,7 +109,11 @@ def _rank(options: argparse.Namespace) -> int:
     from .world.device import plan_device
 
     plan = plan_device(options.device)
+    from .injection import parse_injection
     from .rank import RankProcess
+
+    for text in options.inject:
+        parse_injection(text, world_size=int(os.environ["WORLD_SIZE"]), tp_size=options.tp)
 
     def publish(report: RunReport) -> int:
         report.reproduce = reproduce_command(options, int(os.environ["WORLD_SIZE"]))
@@ -193,6 +197,8 @@ def show_and_write(report: RunReport, options: argparse.Namespace, files: Report
         print(render(report, verbosity=verbosity, width=width, color=color), flush=True)
     except (BrokenPipeError, OSError) as error:
         sys.stderr.write(f"ppharness: error: the result could not be shown: {error}\n")
+    for text in report.missed:
+        sys.stderr.write(f"ppharness: error: --inject {text}: it never struck\n")
     problems = write_reports(report, files)
     for problem in problems:
         sys.stderr.write(f"ppharness: error: {problem}\n")

@@ -120,12 +120,18 @@ class RunReport:
     environment: dict[str, Any]  # python, torch, triton, gpu
     scenarios: list[ScenarioReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    injections: dict[str, int] = field(default_factory=dict)  # how often each fault struck
     interrupted: bool = False
     error: str | None = None
     # A command that runs one scenario again: {scenario} stands for its name,
     # {file} for its file (its name, where it has none).
     reproduce: str | None = None
     trace: list[TraceEvent] = field(default_factory=list)  # not part of the JSON
+
+    @property
+    def missed(self) -> list[str]:
+        """Injected faults that never struck: what was to be tested was not."""
+        return [text for text, count in self.injections.items() if not count]
 
     @property
     def num_ranks(self) -> int:
@@ -151,19 +157,19 @@ class RunReport:
     @property
     def exit_code(self) -> int:
         """0 passed, 1 failed or crashed, 3 hung or lost a rank, 130 interrupted."""
-        if self.error:
-            return 2
         outcomes = {s.outcome for s in self.scenarios}
         kinds = {f.kind for s in self.scenarios for f in s.findings}
         if "hung" in outcomes or kinds & {"hang", "lost_rank"}:
             return 3
         if self.interrupted:
             return 130
+        if self.error or self.missed:
+            return 2
         return 1 if outcomes & {"failed", "crashed"} else 0
 
     @property
     def outcome(self) -> str:
-        if self.error or self.exit_code == 130:
+        if self.exit_code in (2, 130):
             return "error"
         outcomes = {s.outcome for s in self.scenarios}
         return next((o for o in ("hung", "crashed", "failed") if o in outcomes), "passed")
@@ -182,6 +188,7 @@ class RunReport:
         # Added keys follow those of the contract.
         return body | {
             "notes": list(self.notes),
+            "injections": self.injections,
             "interrupted": self.interrupted,
             "error": self.error,
             "reproduce": self.reproduce,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from .cli import reproduce_command, run_options, show_and_write
 from .findings import Finding, RankReport, RunReport, ScenarioReport
+from .injection import parse_injection
 from .report.files import ReportFiles
 from .report.progress import RunProgress
 from .scenario.model import Scenario
@@ -36,6 +37,8 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
     from .targets.loading import load_target
 
     run: RunOptions = run_options(options, scenarios)
+    for text in run.injections:
+        parse_injection(text, world_size=options.nproc, tp_size=options.tp)
     if plan.kind == "cpu":
         run = replace(run, judge_each_step=True)
         load_target(run.target)  # bad ones are refused here; what it imports is forked
@@ -47,6 +50,7 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
         if isinstance(part, int):  # the ranks refused to run anything, and said why
             return part
         report = _merge(report, part)
+        run = replace(run, injections=tuple(report.missed))  # each strikes once
         done = {s.name for s in part.scenarios if not (s.reason or "").startswith(_LOST)}
         left = [s for s in remaining if s.name not in done]
         stopped = options.stop_at_first and report.exit_code != 0
@@ -125,6 +129,7 @@ def _merge(report: RunReport | None, part: RunReport) -> RunReport:
         return part
     report.scenarios += part.scenarios
     report.interrupted = part.interrupted
+    report.injections |= {text: n for text, n in part.injections.items() if n}
     return report
 
 

@@ -20,15 +20,18 @@ import torch
 import torch.distributed as dist
 
 from .findings import Finding, RankReport, RunReport, ScenarioReport
+from .injection import parse_injection
+from .pipeline.faults import Faults
 from .session import RunOptions, new_report, not_run, rows_per_step, run_scenario
 from .targets.loading import TargetError, load_target
 from .trouble import Note, exchange, restore_finding, take_turn, verdict
 from .world.board import Board
 from .world.device import DevicePlan
 from .world.errors import TransportError
+from .world.layout import Layout
 from .world.processes import die_with_parent
 from .world.watch import LEFT, Watch
-from .world.world import Layout, World
+from .world.world import World
 
 Publish = Any  # Callable[[RunReport], int]: shows and writes a report, returns the exit code
 
@@ -40,6 +43,10 @@ class RankProcess:
         self.options, self.plan, self.publish, self.progress = options, plan, publish, progress
         self.layout = Layout.from_environment(options.tp_size)
         self.label = self.layout.label(self.layout.rank)
+        self.injections = [
+            parse_injection(text, world_size=self.layout.world_size, tp_size=options.tp_size)
+            for text in options.injections
+        ]
         self.world: World | None = None
         self.board: Board | None = None
         self.report: RunReport | None = None
@@ -66,7 +73,7 @@ class RankProcess:
             self._join()
             code = self._run()
         except TransportError as error:
-            self.conclude(str(error), timed_out=error.timed_out)
+            self.conclude(str(error), error)
         except SystemExit as leaving:  # the target's doing: this rank is lost to the others
             sys.stderr.write(f"{self.label}: sys.exit({leaving.code!r}) inside the target\n")
             self._leave(leaving.code if isinstance(leaving.code, int) else 1)
@@ -74,7 +81,7 @@ class RankProcess:
             self._refuse(str(error))
         except BaseException as error:
             sys.stderr.write(f"{self.label}: {traceback.format_exc()}")
-            self.conclude(f"{type(error).__name__}: {error}")
+            self.conclude(f"{type(error).__name__}: {error}", error)
         self._leave(code)
 
     def _join(self) -> None:
@@ -91,8 +98,10 @@ class RankProcess:
         self.board.write(self.layout.rank, None, "start-up")
         self.watch.board = self.board
         self.world = World(
-            self.layout, self.plan, _process_group_store(), self.board, self.options.timeout
-        )
+            self.layout, self.plan, _process_group_store(), self.board,
+            timeout=self.options.timeout, ledger=self.options.ledger,
+            perturb=self.options.perturb,
+        )  # fmt: skip
 
     def _wait_for_key(self, key: str) -> None:
         deadline = time.monotonic() + self.options.timeout
@@ -112,6 +121,8 @@ class RankProcess:
         self.report = new_report(options, target, world)
         self.report.notes += [n for n in [self.plan.note] if n]
         self.report.notes += list(getattr(target, "warnings", ()))
+        mine = [i for i in self.injections if i.rank == world.rank]
+        faults = Faults(mine, lambda i: self.store.set(f"fired/{i.text}", "1"))
         reporting = world.rank == 0
         if reporting:
             self.progress.start(len(options.scenarios))
@@ -120,7 +131,7 @@ class RankProcess:
             if reporting:
                 self.progress.scenario_started(scenario.name)
             self.watch_interrupt()
-            result = run_scenario(scenario, target, world, options, self.partial)
+            result = run_scenario(scenario, target, world, options, self.partial, faults)
             self.finished.append(result)
             if reporting:
                 self.progress.scenario_finished(result)
@@ -134,6 +145,7 @@ class RankProcess:
         code = [0]
         if reporting:
             self.progress.stop()
+            self._count_injections(self.report)
             code = [self.publish(self.report)]
         codes = world.gather(code)
         world.at(None, LEFT)
@@ -153,14 +165,14 @@ class RankProcess:
     def _from_watch(self, why: str) -> None:
         self.conclude(why)
 
-    def conclude(self, why: str, *, timed_out: bool = False) -> NoReturn:
+    def conclude(self, why: str, error: BaseException | None = None) -> NoReturn:
         """The run cannot go on: notes are exchanged, one rank reports, all leave."""
         if not self._concluded.acquire(blocking=False):
             while True:  # the other thread of this process is at it and ends the process
                 time.sleep(1)
         code = 3
         try:
-            note = self._note(why, timed_out)
+            note = self._note(why, error)
             notes = exchange(self.store, note, self.layout.world_size, self._missing)
             if take_turn(self.store, self.layout.rank, sorted(notes)):
                 code = self.publish(self._troubled_report(notes, why))
@@ -174,7 +186,7 @@ class RankProcess:
     def _missing(self) -> set[int]:
         return self.watch.dead_peers()
 
-    def _note(self, why: str, timed_out: bool) -> Note:
+    def _note(self, why: str, error: BaseException | None) -> Note:
         seen = self.board.read(self.layout.rank) if self.board else None
         return Note(
             rank=self.layout.rank,
@@ -184,9 +196,8 @@ class RankProcess:
             waiting=seen.waiting if seen else "",
             still=time.monotonic() - seen.since if seen else 0.0,
             why=why,
-            stack=self.watch.main_stack(),
+            stack=stack_of(error) if error else self.watch.main_stack(),
             scenario=self.current,
-            timed_out=timed_out,
             findings=[asdict(f) for f in self.partial],
         )
 
@@ -238,7 +249,14 @@ class RankProcess:
             options, self.plan, layout.world_size, layout.local_world_size
         )
         report.scenarios, report.interrupted = self.finished, interrupted
+        self._count_injections(report)
         return report
+
+    def _count_injections(self, report: RunReport) -> None:
+        """How often each fault on purpose struck, on whatever rank."""
+        report.injections = {
+            i.text: int(self.store.check([f"fired/{i.text}"])) for i in self.injections
+        }
 
     def _note_of_silent(self, rank: int, dead: set[int]) -> Note:
         seen = self.board.read(rank) if self.board else None
@@ -280,6 +298,11 @@ def hand_over(report: RunReport) -> int:
     """Under our own launcher, which reports for all: leaves the result in its folder."""
     Path(os.environ["PPHARNESS_RESULT"]).write_bytes(pickle.dumps(report))
     return report.exit_code
+
+
+def stack_of(error: BaseException) -> str:
+    """Where an error was raised, innermost frame last."""
+    return "".join(traceback.format_tb(error.__traceback__)[-12:])
 
 
 def _rank_outcome(finding: Finding | None) -> str:

@@ -14,6 +14,7 @@ import triton
 from . import __version__
 from .findings import Finding, RankReport, RunReport, ScenarioReport
 from .pipeline.calls import CallsRunner
+from .pipeline.faults import Faults
 from .pipeline.runner import RankRunner
 from .scenario.model import Scenario
 from .scenario.schedule import build_schedule
@@ -82,7 +83,12 @@ def new_report(options: RunOptions, target: Target, world: World) -> RunReport:
 
 
 def run_scenario(
-    scenario: Scenario, target: Target, world: World, options: RunOptions, partial: list[Finding]
+    scenario: Scenario,
+    target: Target,
+    world: World,
+    options: RunOptions,
+    partial: list[Finding],
+    faults: Faults,
 ) -> ScenarioReport:
     """One scenario on all ranks; every rank gets the same report.
 
@@ -96,16 +102,17 @@ def run_scenario(
     if reason:
         return not_run(scenario, world.layout.world_size, world.layout.label, reason)
     started = time.monotonic()
-    runner: Any
+    partial.clear()
+    runner: CallsRunner | RankRunner
     if scenario.calls:
-        runner = CallsRunner(scenario, target, world)
+        runner = CallsRunner(scenario, target, world, partial, faults)
     else:
         runner = RankRunner(
-            scenario, target, world, seed=options.seed, judge_each_step=options.judge_each_step
-        )
-    partial[:] = runner.checks.findings
-    findings = runner.checks.findings = partial
+            scenario, target, world, partial, faults,
+            seed=options.seed, judge_each_step=options.judge_each_step,
+        )  # fmt: skip
     runner.run()
+    findings = list(partial)
     if runner.skip_reason is not None:
         world.gather(None)
         return not_run(scenario, world.world_size, world.layout.label, runner.skip_reason)

@@ -31,7 +31,6 @@ class Note:
     why: str  # why it thinks that there is trouble
     stack: str = ""
     scenario: int = 0  # index in the run
-    timed_out: bool = False
     answered: bool = True  # False: made by the reporter for a rank that did not answer
     alive: bool = True
     findings: list[dict[str, Any]] = field(default_factory=list)

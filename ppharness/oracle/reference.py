@@ -37,6 +37,8 @@ class SequentialRequest:
 
     def __init__(self, req_num: int, prompt_len: int, num_stages: int, seed: int):
         self._temporal = [0] * num_stages
+        self._hidden = np.empty((num_stages + 1, 0), dtype=np.int64)  # after 0, 1, ... stages
+        self._num_kept = 0
         self._conv = [np.zeros(WINDOW, dtype=np.int64) for _ in range(num_stages)]
         self.tokens: list[int] = prompt_token_ids(req_num, prompt_len, seed).tolist()
         self.tokens.append(self._run(self.tokens))
@@ -47,13 +49,30 @@ class SequentialRequest:
             self.tokens.append(self._run(self.tokens[-1:]))
         return self.tokens[start:stop]
 
+    def hidden(self, stage: int, start: int, stop: int) -> np.ndarray:
+        """Hidden values at positions ``start`` to ``stop - 1`` after `stage` stages."""
+        self.token_ids(0, stop + 1)
+        return self._hidden[stage, start:stop]
+
     def _run(self, tokens: list[int]) -> int:
         """Feeds tokens through all stages; returns the token that follows them."""
         with np.errstate(over="ignore"):
             x = np.array(tokens, dtype=np.int64) * np.int64(EMBED_GAIN) + np.int64(EMBED_BIAS)
+            layers = [x]
             for stage in range(len(self._temporal)):
-                x = self._stage(x, stage)
+                layers.append(x := self._stage(x, stage))
+        self._keep(np.stack(layers))
         return int((x[-1] >> 20) % VOCAB_SIZE)
+
+    def _keep(self, layers: np.ndarray) -> None:
+        """Appends ``[num_stages + 1, num_tokens]`` hidden values, with room for more."""
+        start, stop = self._num_kept, self._num_kept + layers.shape[1]
+        if stop > self._hidden.shape[1]:
+            room = np.empty((layers.shape[0], max(2 * stop, 256)), dtype=np.int64)
+            room[:, :start] = self._hidden[:, :start]
+            self._hidden = room
+        self._hidden[:, start:stop] = layers
+        self._num_kept = stop
 
     def _stage(self, x: np.ndarray, stage: int) -> np.ndarray:
         window = np.concatenate([self._conv[stage], x])
@@ -84,8 +103,15 @@ class SequentialReference:
 
     def token_ids(self, req_num: int, start: int, stop: int) -> list[int]:
         """Tokens of a request at positions ``start`` to ``stop - 1``."""
+        return self._request(req_num).token_ids(start, stop)
+
+    def hidden(self, req_num: int, stage: int, start: int, stop: int) -> np.ndarray:
+        """Hidden values of a request at those positions, after `stage` stages."""
+        return self._request(req_num).hidden(stage, start, stop)
+
+    def _request(self, req_num: int) -> SequentialRequest:
         if req_num not in self._requests:
             self._requests[req_num] = SequentialRequest(
                 req_num, self._prompt_lens[req_num], self._num_stages, self._seed
             )
-        return self._requests[req_num].token_ids(start, stop)
+        return self._requests[req_num]

@@ -10,60 +10,66 @@ import torch
 from ..findings import Finding
 from ..oracle.buffers import expected_calls
 from ..scenario.model import Scenario
-from ..targets.interface import Target, TargetConfig
+from ..targets.interface import Target, TargetConfig, TargetSkip
 from ..world.world import World
 from .batch import to_device
 from .buffer_guard import BufferGuard
 from .checks import CANARY, NUM_CANARIES, CheckList
-from .runner import DTYPES, describe_exception
+from .faults import Faults
+from .runner import DTYPES
+from .target_calls import TargetCalls
 
 
 class CallsRunner:
     """Runs the calls of one scenario on one rank; step N is call N."""
 
-    def __init__(self, scenario: Scenario, target: Target, world: World):
+    def __init__(
+        self,
+        scenario: Scenario,
+        target: Target,
+        world: World,
+        findings: list[Finding],
+        faults: Faults,
+    ):
         self.scenario, self.world = scenario, world
-        self.checks = CheckList(world.rank, world.label)
+        self.checks = CheckList(world.rank, world.label, findings)
+        self.calls = TargetCalls(world, self.checks, faults)
         self.steps_run = 0
         self.skip_reason: str | None = None
         self.initial = 1 if scenario.initial is None else scenario.initial
         pinned = scenario.idx_mapping_dtype
         self.mapping_dtype = DTYPES[pinned] if pinned else target.idx_mapping_dtype()
-        self.state = target.make_mamba_state(
-            TargetConfig(
-                max_num_reqs=scenario.max_num_reqs,
-                max_num_batched_tokens=scenario.max_num_batched_tokens,
-                max_model_len=scenario.max_model_len,
-                num_speculative_tokens=scenario.num_speculative_tokens,
-                mamba_cache_mode="none",
-                mamba_block_size=scenario.mamba_block_size,
-                pp_size=world.pp_size,
-                pp_rank=world.pp_rank,
-                relay_depth=world.pp_size,
-                device=world.device,
-                tp_size=world.tp_size,
-                tp_rank=world.tp_rank,
-                idx_mapping_dtype=self.mapping_dtype,
-            )
-        )
-        self.guard = BufferGuard(self.state, max_num_reqs=scenario.max_num_reqs, poison=False)
-        self.guard.buffer.fill_(self.initial)
+        config = TargetConfig.for_scenario(scenario, world, self.mapping_dtype, world.pp_size, None)
+        world.at(None, "make the target")
+        try:
+            self.state = target.make_mamba_state(config)
+            self.guard = BufferGuard(self.state, max_num_reqs=scenario.max_num_reqs, poison=False)
+            self.guard.buffer.fill_(self.initial)
+        except TargetSkip as skip:
+            self.skip_reason = str(skip)
+        except Exception as error:
+            self.calls.fail(None, None, error)
 
     @property
-    def final_buffer(self) -> list[int]:
+    def final_buffer(self) -> list[int] | None:
         """``[max_num_reqs]`` as the calls left it."""
-        return self.guard.final()
+        return self.guard.final() if self.steps_run else None
 
     def run(self) -> None:
         """All calls; ends early when any rank's target raised."""
+        self.world.start_scenario()
+        if self.world.agree(self.calls.failed or self.skip_reason is not None).stop:
+            return
         calls = [(call.idx_mapping, call.num_sampled) for call in self.scenario.calls]
         expected = expected_calls(self.initial, self.scenario.max_num_reqs, calls)
         before = np.full(self.scenario.max_num_reqs, self.initial, dtype=np.int64)
         for number, ((idx_mapping, num_sampled), want) in enumerate(
             zip(calls, expected, strict=True)
         ):
-            failed = not self._call(number, idx_mapping, num_sampled)
-            if not failed:
+            self.world.start_step(number)
+            self._call(number, idx_mapping, num_sampled)
+            self.calls.end_of_step(number)
+            if not self.calls.failed:
                 touched = {slot for slot in idx_mapping if slot >= 0}
                 self.checks.record(
                     self.guard.snapshot(),
@@ -71,37 +77,21 @@ class CallsRunner:
                 )
             before = want.astype(np.int64)
             self.steps_run += 1
-            if self.world.agree(failed):
+            if self.world.agree(self.calls.failed).stop:
                 break
         self.checks.judge()
 
     def _call(
         self, number: int, idx_mapping: tuple[int, ...], num_sampled: int | tuple[int, ...]
-    ) -> bool:
+    ) -> None:
         device = self.world.device
-        self.world.at(number, "postprocess_state")
         mapping = to_device(torch.tensor(idx_mapping, dtype=self.mapping_dtype), device)
-        counts: int | torch.Tensor = 0
+        counts: int | torch.Tensor
         if isinstance(num_sampled, int):
             counts = num_sampled
         else:
             counts = to_device(torch.tensor(num_sampled, dtype=torch.int32), device)
-        try:
-            self.state.postprocess_state(mapping, counts)
-        except Exception as error:
-            self.checks.findings.append(
-                Finding(
-                    kind="exception",
-                    rank=self.world.rank,
-                    label=self.world.label,
-                    step=number,
-                    phase="postprocess_state",
-                    message=f"{type(error).__name__}: {error}",
-                    exception=describe_exception(error),
-                )
-            )
-            return False
-        return True
+        self.calls.state("postprocess_state", number, self.state.postprocess_state, mapping, counts)
 
     def _judge(
         self,

@@ -33,10 +33,10 @@ class _Recorded:
 class CheckList:
     """The checks of one rank in one scenario."""
 
-    def __init__(self, rank: int, label: str):
+    def __init__(self, rank: int, label: str, findings: list[Finding]):
         self.rank = rank
         self.label = label
-        self.findings: list[Finding] = []
+        self.findings = findings
         self.num_checks = 0
         self._pending: list[_Recorded] = []
 

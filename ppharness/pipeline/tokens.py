@@ -14,11 +14,13 @@ HIDDEN_FIELDS = ("request number", "position", "stages passed")
 class TokenJudge:
     """Divergence from one process that runs each request alone."""
 
-    def __init__(self, checks: CheckList, reference: SequentialReference):
+    def __init__(self, checks: CheckList, reference: SequentialReference, *, num_stages: int):
         self.checks = checks
         self.reference = reference
+        self.num_stages = num_stages
+        self._diverged: set[int] = set()  # requests whose values were wrong already
 
-    def hidden(self, received: np.ndarray, step: Step, stage: int, filtered: bool) -> None:
+    def marks(self, received: np.ndarray, step: Step, stage: int, filtered: bool) -> None:
         """``[num_tokens, 3]`` marks that came with the hidden states of a step."""
         rows = [r for r in step.rows if not (filtered and r.filtered)]
         self.checks.num_checks += 3 * len(received)
@@ -80,7 +82,7 @@ class TokenJudge:
                     )  # fmt: skip
                     break
 
-    def applied(self, heard: np.ndarray, source: Step, now: Step) -> None:
+    def heard(self, heard: np.ndarray, source: Step, now: Step) -> None:
         """What another rank hears of step `source`; rows at -1 are not judged.
 
         Args:
@@ -123,6 +125,45 @@ class TokenJudge:
                     f"the sequential reference has {want_tokens[wrong]}",
                     req_id=row.req_id,
                     slot=row.slot, expected=want_tokens[wrong], actual=got_tokens[wrong],
+                )  # fmt: skip
+
+    def values(
+        self, got: np.ndarray, step: Step, stage: int, filtered: bool, incoming: bool
+    ) -> None:
+        """``[num_tokens]`` hidden values after `stage` stages; each request's first fault."""
+        first = 0
+        for row in step.rows:
+            part = got[first : first + row.num_scheduled_tokens]
+            first += row.num_scheduled_tokens
+            if (filtered and row.filtered) or row.req_num in self._diverged:
+                continue
+            # Drafts that will be refused are not in the reference.
+            count = row.num_sampled if row.num_draft_tokens else row.num_scheduled_tokens
+            start = row.num_computed_tokens
+            want = self.reference.hidden(row.req_num, stage, start, start + count)
+            self.checks.num_checks += count
+            bad = np.flatnonzero(part[:count] != want)
+            if len(bad):
+                self._diverged.add(row.req_num)
+                came = "came in" if incoming else "went out"
+                self.checks.add(
+                    "divergence", step.index, "forward",
+                    f"hidden value of request {row.req_id} at position {start + bad[0]}, after "
+                    f"{stage} of {self.num_stages} stages, {came} other than in the sequential "
+                    "reference",
+                    req_id=row.req_id, slot=row.slot,
+                )  # fmt: skip
+
+    def counts(self, told: np.ndarray, step: Step) -> None:
+        """``[num_reqs]`` num_sampled as the last rank hands it to the relay."""
+        for row, got in zip(step.rows, told.tolist(), strict=True):
+            self.checks.num_checks += 1
+            if got != row.num_sampled:
+                self.checks.add(
+                    "divergence", step.index, "relay",
+                    f"num_sampled of request {row.req_id} goes to the relay as {got}, "
+                    f"{row.num_sampled} were sampled",
+                    req_id=row.req_id, slot=row.slot, expected=row.num_sampled, actual=got,
                 )  # fmt: skip
 
     def sampled_by_reference(self, row: Row) -> list[int]:

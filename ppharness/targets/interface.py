@@ -49,6 +49,33 @@ class TargetConfig:
     idx_mapping_dtype: torch.dtype | None = None
     recurrent: RecurrentStates | None = None  # align mode only
 
+    @classmethod
+    def for_scenario(
+        cls,
+        scenario: Any,
+        world: Any,
+        idx_mapping_dtype: torch.dtype,
+        relay_depth: int,
+        recurrent: RecurrentStates | None,
+    ) -> TargetConfig:
+        """From a scenario's limits and a rank's place in the world."""
+        return cls(
+            max_num_reqs=scenario.max_num_reqs,
+            max_num_batched_tokens=scenario.max_num_batched_tokens,
+            max_model_len=scenario.max_model_len,
+            num_speculative_tokens=scenario.num_speculative_tokens,
+            mamba_cache_mode=scenario.mamba_cache_mode,
+            mamba_block_size=scenario.mamba_block_size,
+            pp_size=world.pp_size,
+            pp_rank=world.pp_rank,
+            relay_depth=relay_depth,
+            device=world.device,
+            tp_size=world.tp_size,
+            tp_rank=world.tp_rank,
+            idx_mapping_dtype=idx_mapping_dtype,
+            recurrent=recurrent if scenario.mamba_cache_mode == "align" else None,
+        )
+
     @property
     def is_last_rank(self) -> bool:
         return self.pp_rank == self.pp_size - 1

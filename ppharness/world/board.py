@@ -13,7 +13,9 @@ import struct
 import time
 from dataclasses import dataclass
 
-_ROW = struct.Struct("<qqdd32s160s")  # pid, step, since, alive, phase, waiting
+_ROW = struct.Struct("<qqd32s160s")  # pid, step, since, phase, waiting
+_LEDGER = struct.Struct("<qqq?")  # turn, tokens of the batch, posts, whether the step is done
+_LEDGER_AT = 224
 _ROW_BYTES = 256
 _NO_STEP = -1
 
@@ -34,6 +36,16 @@ class Position:
         if self.step is not None:
             place = f"step {self.step}, {place}"
         return f"{place}: waits for {self.waiting}" if self.waiting else place
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a rank has built and posted in its current step."""
+
+    turn: int  # counts scenarios and steps, so that no two steps of a run are the same
+    num_tokens: int
+    num_posted: int
+    done: bool
 
 
 class Board:
@@ -65,14 +77,25 @@ class Board:
         """Says where this rank is; called before it goes on or waits."""
         _ROW.pack_into(
             self._memory, rank * _ROW_BYTES,
-            os.getpid(), _NO_STEP if step is None else step, time.monotonic(), 0.0,
+            os.getpid(), _NO_STEP if step is None else step, time.monotonic(),
             phase.encode()[:32], waiting.encode()[:160],
         )  # fmt: skip
+
+    def write_progress(self, rank: int, progress: Progress) -> None:
+        """Says what this rank has built and posted."""
+        _LEDGER.pack_into(
+            self._memory, rank * _ROW_BYTES + _LEDGER_AT,
+            progress.turn, progress.num_tokens, progress.num_posted, progress.done,
+        )  # fmt: skip
+
+    def read_progress(self, rank: int) -> Progress:
+        """What a rank of this host has built and posted."""
+        return Progress(*_LEDGER.unpack_from(self._memory, rank * _ROW_BYTES + _LEDGER_AT))
 
     def read(self, rank: int) -> Position | None:
         """Where a rank was last seen, None when it has not been here."""
         with contextlib.suppress(UnicodeDecodeError):
-            pid, step, since, _, phase, waiting = _ROW.unpack_from(self._memory, rank * _ROW_BYTES)
+            pid, step, since, phase, waiting = _ROW.unpack_from(self._memory, rank * _ROW_BYTES)
             if pid:
                 return Position(
                     pid,

@@ -20,3 +20,7 @@ class TransportError(RuntimeError):
 
 class WorldError(ValueError):
     """A world that cannot be made as asked: said to the user, nothing was run."""
+
+
+class NotPosted(TransportError):
+    """The other side will not post what this rank waits for: seen before it could hang."""

@@ -5,8 +5,9 @@ Every wait has a deadline and says what it is for, so that a hang can be explain
 
 from __future__ import annotations
 
-import os
+import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,62 +15,37 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .board import Board
+from .board import Board, Progress
 from .device import DevicePlan
-from .errors import TransportError, WorldError
+from .errors import TransportError
+from .layout import Layout
+from .ledger import Ledger
+from .relay_channel import RelayChannel
+
+_SPIN = 0.0002  # seconds between looks at the board
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How ranks are laid out: rank = pp_rank * tp_size + tp_rank."""
+class Agreement:
+    """What all ranks know at the end of a step."""
 
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    tp_size: int
-
-    @classmethod
-    def from_environment(cls, tp_size: int) -> Layout:
-        """As torchrun (or our own launcher) set it.
-
-        Raises:
-            WorldError: the world size is no multiple of `tp_size`, or not launched at all.
-        """
-        try:
-            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        except KeyError as missing:
-            raise WorldError(
-                f"{missing.args[0]} is not set: start ranks with "
-                "`torchrun --nproc-per-node 4 -m ppharness` or `ppharness run --nproc 4`"
-            ) from None
-        if size % tp_size:
-            raise WorldError(
-                f"--tp {tp_size}: found {size} ranks, allowed: a multiple of {tp_size}"
-            )
-        local = int(os.environ.get("LOCAL_RANK", rank))
-        return cls(rank, size, local, int(os.environ.get("LOCAL_WORLD_SIZE", size)), tp_size)
-
-    @property
-    def pp_size(self) -> int:
-        return self.world_size // self.tp_size
-
-    def label(self, rank: int) -> str:
-        pp, tp = divmod(rank, self.tp_size)
-        return f"PP{pp}" if self.tp_size == 1 else f"PP{pp}_TP{tp}"
-
-    def column(self, tp_rank: int) -> list[int]:
-        """Global ranks of one pipeline, first stage first."""
-        return list(range(tp_rank, self.world_size, self.tp_size))
+    stop: bool  # a rank's target failed, or the run was interrupted
+    same: bool  # all ranks built and posted the same
 
 
 class World:
     """Groups, hidden states, the relay's channel and the agreement at a step's end."""
 
-    transport_errors: tuple[type[Exception], ...] = (TransportError,)
-
     def __init__(
-        self, layout: Layout, plan: DevicePlan, store: dist.Store, board: Board, timeout: float
+        self,
+        layout: Layout,
+        plan: DevicePlan,
+        store: dist.Store,
+        board: Board,
+        *,
+        timeout: float,
+        ledger: bool = True,
+        perturb: int | None = None,
     ):
         self.layout, self.plan, self.store, self.board = layout, plan, store, board
         self.rank, self.world_size = layout.rank, layout.world_size
@@ -77,25 +53,43 @@ class World:
         self.pp_size, self.tp_size = layout.pp_size, layout.tp_size
         self.label = layout.label(layout.rank)
         self.timeout = timeout
+        self.ledger = Ledger(compared=ledger)
         self.interrupted = False
+        self.delay = 0.0  # seconds before every wait: a slow rank, on purpose
+        self.on_move: Callable[[int | None, str], None] | None = None
+        self._random = random.Random(f"{perturb}/{layout.rank}") if perturb is not None else None
         self.device = torch.device("cpu")
         if plan.kind == "cuda":
             self.device = torch.device("cuda", layout.local_rank % plan.num_gpus)
             torch.cuda.set_device(self.device)
-        self._step: int | None = None
+        self.step: int | None = None
         self._phase = "start-up"
+        self._num_tokens = 0
+        self._scenario = 0
+        self.turn = 0  # of the step that runs, the same on all ranks
         self._sending: dist.Work | None = None
         self._connect()
 
     def _connect(self) -> None:
-        """Makes all groups; every rank makes them in the same order."""
+        """Joins all ranks and makes the groups."""
         self.at(None, "start-up")
-        limit = timedelta(seconds=self.timeout)
         self._say("all ranks to join")
         dist.init_process_group(
-            "gloo", store=self.store, rank=self.rank, world_size=self.world_size, timeout=limit
-        )
+            "gloo", store=self.store, rank=self.rank, world_size=self.world_size,
+            timeout=timedelta(seconds=self.timeout),
+        )  # fmt: skip
         self.control = dist.group.WORLD
+        # ranks of this host, whose rows on the board can be read
+        self.local = {r for r in range(self.world_size) if self.board.read(r) is not None}
+        self.make_groups()
+        self.at(None, "ready")
+
+    def make_groups(self) -> None:
+        """Communicators of hidden states and of the relay; all ranks call this together.
+
+        Called again where a step left transfers that will never be matched.
+        """
+        limit = timedelta(seconds=self.timeout)
         for tp_rank in range(self.tp_size):
             column = self.layout.column(tp_rank)
             hidden = dist.new_group(column, backend=self.plan.backend, timeout=limit)
@@ -103,12 +97,66 @@ class World:
             if tp_rank == self.tp_rank:
                 self.pipeline, self.hidden_group = column, hidden
                 self.relay_channel = RelayChannel(self, relay, column[-1])
-        self.at(None, "ready")
+        self._sending = None
 
     def at(self, step: int | None, phase: str) -> None:
         """Says where this rank is, for whoever has to explain a hang."""
-        self._step, self._phase = step, phase
+        self.step, self._phase = step, phase
         self.board.write(self.rank, step, phase)
+        if self.on_move is not None:
+            self.on_move(step, phase)
+
+    def start_scenario(self) -> None:
+        """A new scenario: steps count from 0 again."""
+        self._scenario += 1
+
+    def start_step(self, step: int) -> None:
+        """A new step: ledger and channel start afresh."""
+        self.turn = (self._scenario << 24) + step
+        self.ledger.start(step)
+        self._num_tokens = 0
+        self.relay_channel.start_step()
+
+    def note_batch(self, batch: str, num_tokens: int) -> None:
+        """Writes down the batch that this rank is about to run."""
+        self.ledger.batch, self._num_tokens = batch, num_tokens
+        self.post_progress()
+
+    def post_progress(self, *, done: bool = False) -> None:
+        """Shows the other ranks of this host what is built and posted."""
+        progress = Progress(self.turn, self._num_tokens, len(self.ledger.posts), done)
+        self.board.write_progress(self.rank, progress)
+
+    def tokens_of_peer(self, distance: int) -> int | None:
+        """Tokens in the batch of the stage before (-1) or after (+1), None when not known."""
+        peer = self.pipeline[self.pp_rank + distance]
+        if not self.ledger.compared or peer not in self.local:
+            return None
+        seen = self._watch(peer, lambda p: True, f"the batch of step {self.step} of")
+        return seen.num_tokens if seen is not None else None
+
+    def will_post(self, source: int, turn: int, place: int) -> bool:
+        """Whether `source` posts its broadcast number `place` of a turn; may wait to see it."""
+        if not self.ledger.compared or source not in self.local:
+            return True
+        if turn < self.turn:
+            return True  # that step ended well on all ranks
+        seen = self._watch(source, lambda p: p.num_posted > place or p.done, "a broadcast of")
+        return seen is None or seen.num_posted > place
+
+    def _watch(self, rank: int, enough: Callable[[Progress], bool], what: str) -> Progress | None:
+        """A rank's progress in this rank's step, once it is enough; None when it never is."""
+        deadline = time.monotonic() + self.timeout
+        self._say(f"{what} {self.layout.label(rank)}")
+        while time.monotonic() < deadline:
+            seen = self.board.read_progress(rank)
+            if seen.turn == self.turn and enough(seen):
+                self._say("")
+                return seen
+            time.sleep(_SPIN)
+        raise TransportError(
+            f"{what} {self.layout.label(rank)}", timed_out=True, detail="seen on the board"
+        )
 
     def send_hidden(self, hidden: torch.Tensor) -> None:
         """To the next stage, without waiting for it to take them."""
@@ -120,15 +168,18 @@ class World:
     def recv_hidden(self, hidden: torch.Tensor) -> None:
         """From the stage before, into `hidden`."""
         work = dist.irecv(hidden, self.pipeline[self.pp_rank - 1], self.hidden_group)
-        self.wait(work, f"hidden states of step {self._step} from {self._peer(-1)}")
+        self.wait(work, f"hidden states of step {self.step} from {self._peer(-1)}")
 
-    def agree(self, failed: bool) -> bool:
-        """All ranks learn, at the end of a step, whether any wants to stop."""
-        flags = torch.tensor([int(failed), int(self.interrupted)])
+    def agree(self, failed: bool) -> Agreement:
+        """All ranks learn, at the end of a step, how it went everywhere."""
+        self.post_progress(done=True)
+        checksum = self.ledger.checksum
+        flags = torch.tensor([int(failed), int(self.interrupted), checksum, -checksum])
         work = dist.all_reduce(flags, dist.ReduceOp.MAX, self.control, async_op=True)
-        self.wait(work, f"all ranks at the end of step {self._step}")
-        self.interrupted = bool(flags[1])
-        return bool(flags.any())
+        self.wait(work, f"all ranks at the end of step {self.step}")
+        any_failed, interrupted, most, least = flags.tolist()
+        self.interrupted = bool(interrupted)
+        return Agreement(stop=bool(any_failed or interrupted), same=most == -least)
 
     def gather(self, value: Any) -> list[Any]:
         """Everybody's `value`, in rank order, on every rank."""
@@ -151,6 +202,10 @@ class World:
         if work is None:  # this rank is not in the group
             return
         self._say(what)
+        if self.delay:
+            time.sleep(self.delay)
+        if self._random is not None and self.device.type == "cpu":
+            time.sleep(self._random.uniform(0, 0.002))
         started = time.monotonic()
         try:
             work.wait(timedelta(seconds=self.timeout))
@@ -164,7 +219,7 @@ class World:
             dist.destroy_process_group()
 
     def _say(self, waiting: str) -> None:
-        self.board.write(self.rank, self._step, self._phase, waiting)
+        self.board.write(self.rank, self.step, self._phase, waiting)
 
     def _peer(self, distance: int) -> str:
         return self.layout.label(self.pipeline[self.pp_rank + distance])
@@ -173,51 +228,3 @@ class World:
         timed_out = time.monotonic() - started >= 0.95 * self.timeout
         detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return TransportError(what, timed_out=timed_out, detail=detail)
-
-
-class RelayChannel:
-    """The communicator of the sampled tokens of one pipeline."""
-
-    def __init__(self, world: World, group: dist.ProcessGroup, last_rank: int):
-        self.group = group
-        self.last_rank = last_rank
-        self.num_posted = 0  # in this step
-        self._world = world
-        self._step = 0
-        self._pending: list[PendingBroadcast] = []
-
-    def start_step(self, step: int) -> None:
-        """A new step: what it posts is counted afresh."""
-        self._step, self.num_posted = step, 0
-
-    def broadcast(self, tensor: torch.Tensor, what: str) -> PendingBroadcast:
-        """From the last rank into everybody's `tensor`; returns at once."""
-        self.num_posted += 1
-        work = dist.broadcast(tensor, self.last_rank, self.group, async_op=True)
-        source = self._world.layout.label(self.last_rank)
-        text = f"{what} of step {self._step} from {source}"
-        if self._world.rank == self.last_rank:
-            text = f"all ranks to take {what} of step {self._step}"
-        pending = PendingBroadcast(self._world, work, tensor, text)
-        self._pending = [p for p in self._pending if not p.done][-64:] + [pending]
-        return pending
-
-    def finish(self) -> None:
-        """Waits for everything posted, so that the next scenario starts clean."""
-        for pending in self._pending:
-            pending.wait()
-        self._pending.clear()
-
-
-class PendingBroadcast:
-    """A broadcast on its way; keeps its tensor alive."""
-
-    def __init__(self, world: World, work: dist.Work, tensor: torch.Tensor, what: str):
-        self.done = False
-        self._world, self._work, self._tensor, self._what = world, work, tensor, what
-
-    def wait(self) -> None:
-        """Until the data is there; on CUDA the current stream waits, not the thread."""
-        if not self.done:
-            self._world.wait(self._work, self._what)
-            self.done = True

@@ -1,0 +1,170 @@
+"""A step's batch, forward and sample on one rank: what the harness itself does."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from ..oracle.reference import SequentialReference
+from ..scenario.model import Scenario
+from ..scenario.schedule import Step
+from ..targets.interface import InputBatch, RecurrentStates, RequestSlots
+from ..world.world import World
+from .batch import StepTensors, make_input_batch, make_step_tensors
+from .checks import CheckList
+from .faults import Faults
+from .model import StageModel
+from .tokens import TokenJudge
+
+_HIDDEN_WIDTH = 4  # request number, position, stages passed, value
+
+
+class Forward:
+    """One stage's layers, with hidden states really sent from stage to stage."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        world: World,
+        checks: CheckList,
+        faults: Faults,
+        states: RecurrentStates,
+        *,
+        seed: int,
+        mapping_dtype: torch.dtype,
+    ):
+        self.world, self.checks, self.faults = world, checks, faults
+        self.k = scenario.num_speculative_tokens
+        self.is_last = world.pp_rank == world.pp_size - 1
+        self.mapping_dtype = mapping_dtype
+        self.model = StageModel(scenario, world.pp_rank, states)
+        prompts = [r.prompt_tokens for r in scenario.requests]
+        self.reference = SequentialReference(prompts, num_stages=world.pp_size, seed=seed)
+        self.tokens = TokenJudge(checks, self.reference, num_stages=world.pp_size)
+        self.drift = 0  # of the host's mirror: a fault on purpose
+        self.mismatch = False  # the stage before or after runs another batch
+
+    def build(self, step: Step, slots: RequestSlots) -> tuple[InputBatch, StepTensors]:
+        """The batch as this rank sees it; rows aborted in flight are at -1 but on the last."""
+        self.world.at(step.index, "build the batch")
+        mapping = np.array(
+            [-1 if r.filtered and not self.is_last else r.slot for r in step.rows], dtype=np.int64
+        )
+        tensors = make_step_tensors(step, mapping, self._input_ids(step), self.world.device)
+        own = slots.num_computed_tokens[tensors.slot.clamp(min=0)]
+        num_computed = torch.where(tensors.slot < 0, tensors.num_computed, own)
+        self.drift += self.faults.take("drift", step.index)
+        host = np.array([r.num_computed_tokens_host for r in step.rows], dtype=np.int32)
+        host += np.int32(self.drift)
+        batch = make_input_batch(step, mapping, host, self.mapping_dtype, tensors, num_computed)
+        self.note(step, host)
+        return batch, tensors
+
+    def note(self, step: Step, host: np.ndarray | None = None) -> None:
+        """Writes the batch into the ledger: all ranks must run the same."""
+        counts = [] if host is None else host.tolist()
+        rows = [
+            f"{r.req_id} at {n}+{r.num_scheduled_tokens}"
+            for r, n in zip(step.rows, counts, strict=True)
+        ]
+        self.world.note_batch(", ".join(rows), step.num_tokens)
+
+    def run(
+        self,
+        step: Step,
+        batch: InputBatch,
+        tensors: StepTensors,
+        slots: RequestSlots,
+        num_accepted: torch.Tensor,
+    ) -> torch.Tensor:
+        """Receives, runs this stage's layers, sends on; ``[num_tokens]`` for the sampler."""
+        world, stage = self.world, self.world.pp_rank
+        world.at(step.index, "forward")
+        own_view = partial(self.tokens.marks, step=step, stage=stage, filtered=not self.is_last)
+        marks = torch.stack(
+            [tensors.req_num, batch.positions, torch.full_like(batch.positions, stage)], dim=1
+        )
+        self.checks.record(marks, own_view)
+        x = self._first_input(step, tensors, slots) if stage == 0 else self._receive(step)
+        num_computed = batch.positions[tensors.start]
+        accepted = num_accepted[tensors.slot.clamp(min=0)]
+        x = self.model.forward(x, tensors, accepted, num_computed)
+        if self.faults.take("corrupt-hidden", step.index):
+            x[-1] ^= 1 << 40
+        went_out = partial(
+            self.tokens.values, step=step, stage=stage + 1, filtered=True, incoming=False
+        )
+        self.checks.record(x, went_out)
+        if not self.is_last:
+            marks[:, 2] += 1
+            self._send(torch.cat([marks, x[:, None]], dim=1))
+        return x
+
+    def sample(self, step: Step, x: torch.Tensor, tensors: StepTensors) -> torch.Tensor:
+        """``[num_reqs, 1 or K + 1]`` int64 tokens on the last rank."""
+        sampled = self.model.sample(x, tensors)
+        self.checks.record(sampled, partial(self.tokens.sampled, step=step))
+        return sampled
+
+    def next_drafts(self, step: Step) -> torch.Tensor:
+        """``[num_reqs, K]`` int64 the drafter's proposals for each row's next step."""
+        drafts = torch.zeros(len(step.rows), self.k, dtype=torch.int64)
+        for number, row in enumerate(step.rows):
+            if row.num_sampled:
+                end = row.num_computed_tokens + row.num_scheduled_tokens - row.num_rejected + 1
+                tokens = self.reference.token_ids(row.req_num, end, end + self.k)
+                drafts[number] = torch.tensor(tokens)
+        return drafts
+
+    def _first_input(self, step: Step, tensors: StepTensors, slots: RequestSlots) -> torch.Tensor:
+        ids = tensors.input_ids
+        last = slots.last_sampled_tokens[tensors.slot.clamp(min=0)].view(-1)
+        ids[tensors.start] = torch.where(tensors.decodes > 0, last, ids[tensors.start])
+        self.checks.record(ids, partial(self.tokens.inputs, step=step))
+        return self.model.embed(ids)
+
+    def _receive(self, step: Step) -> torch.Tensor:
+        world, stage = self.world, self.world.pp_rank
+        coming = world.tokens_of_peer(-1)
+        if coming is None or coming == step.num_tokens:
+            hidden = self._empty(step.num_tokens)
+            world.recv_hidden(hidden)
+            marks = partial(self.tokens.marks, step=step, stage=stage, filtered=True)
+            values = partial(
+                self.tokens.values, step=step, stage=stage, filtered=True, incoming=True
+            )
+            self.checks.record(hidden[:, :3], marks)
+            self.checks.record(hidden[:, 3], values)
+            return hidden[:, 3]
+        self.mismatch = True  # the ledger has both sides and tells
+        if coming:
+            world.recv_hidden(self._empty(coming))
+        return torch.zeros(step.num_tokens, dtype=torch.int64, device=world.device)
+
+    def _send(self, hidden: torch.Tensor) -> None:
+        if self.mismatch and self.world.tokens_of_peer(1) == 0:
+            return  # nobody will take them
+        self.world.send_hidden(hidden)
+
+    def _empty(self, num_tokens: int) -> torch.Tensor:
+        return torch.empty(num_tokens, _HIDDEN_WIDTH, dtype=torch.int64, device=self.world.device)
+
+    def _input_ids(self, step: Step) -> np.ndarray:
+        """``[num_tokens]`` prompt tokens and drafts; only the first stage embeds them."""
+        if self.world.pp_rank:
+            return np.zeros(step.num_tokens, dtype=np.int64)
+        ids: list[int] = []
+        for row in step.rows:
+            start = row.num_computed_tokens
+            tokens = self.reference.token_ids(row.req_num, start, start + row.num_scheduled_tokens)
+            if row.num_draft_tokens:
+                tokens = self.drafts_of(tokens, row.num_sampled)
+            ids.extend(tokens)
+        return np.array(ids, dtype=np.int64)
+
+    @staticmethod
+    def drafts_of(tokens: list[int], num_sampled: int) -> list[int]:
+        """A verify row's tokens: right as far as they will be accepted, then wrong."""
+        return [t if place < num_sampled else t ^ 1 for place, t in enumerate(tokens)]
