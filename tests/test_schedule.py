@@ -24,11 +24,14 @@ def scenario(requests: str, events: str = "", **settings: Any) -> Scenario:
 
     A request is ``id:prompt_tokens+max_tokens@arrive_at[accept]``; ``drop`` is an abort in flight.
     """
-    settings = {"num_speculative_tokens": 3, "name": "example", **settings}
-    return Scenario(
-        requests=tuple(_request(text) for text in requests.split()),
-        events=tuple(_event(text) for text in events.split(",") if text),
-        **settings,
+    return Scenario.model_validate(
+        {
+            "name": "example",
+            "num_speculative_tokens": 3,
+            "requests": tuple(_request(text) for text in requests.split()),
+            "events": tuple(_event(text) for text in events.split(",") if text),
+            **settings,
+        }
     )
 
 
