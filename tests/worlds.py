@@ -120,7 +120,7 @@ def _serve() -> None:
     import ppharness.rank
     import ppharness.report.console
     import ppharness.scenario.schedule
-    import ppharness.world.launch
+    import ppharness.world.launch  # noqa: F401
 
     for line in sys.stdin:
         folder, args, timeout = json.loads(line)
