@@ -243,6 +243,11 @@ class RankRunner:
             wrong = find_disagreement(ledgers, [likely for _, likely in pipeline])
         if wrong is not None and self.world.pp_rank in wrong.odd:
             self.checks.add("divergence", step.index, "relay", wrong.message)
+        if wrong is None and self.forward.mismatch:
+            self.checks.add(
+                "divergence", step.index, "forward",
+                "the stage before built a batch with another number of tokens",
+            )  # fmt: skip
         settled = all(self.world.gather(self.world.relay_channel.settle(ledgers)))
         if settled:
             self.world.relay_channel.finish()

@@ -149,7 +149,7 @@ class World:
         self._say(f"{what} {self.layout.label(rank)}")
         while time.monotonic() < deadline:
             seen = self.board.read_progress(rank)
-            if seen.turn == self.turn and enough(seen):
+            if seen is not None and seen.turn == self.turn and enough(seen):
                 self._say("")
                 return seen
             time.sleep(_SPIN)
