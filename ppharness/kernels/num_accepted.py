@@ -22,8 +22,11 @@ def _fill_num_accepted_kernel(
     num_sampled,
     num_reqs,
     ROWS: tl.constexpr,
+    ONE_PROGRAM: tl.constexpr = False,  # under the interpreter each operation costs 0.1 ms
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.arange(0, ROWS)
+    if not ONE_PROGRAM:
+        row += tl.program_id(0) * ROWS
     slot = tl.load(idx_mapping_ptr + row, mask=row < num_reqs, other=-1)
     tl.store(num_accepted_ptr + slot, num_sampled, mask=slot >= 0)
 
@@ -35,8 +38,11 @@ def _scatter_num_accepted_kernel(
     num_accepted_ptr,  # [max_num_reqs]
     num_reqs,
     ROWS: tl.constexpr,
+    ONE_PROGRAM: tl.constexpr = False,  # under the interpreter each operation costs 0.1 ms
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.arange(0, ROWS)
+    if not ONE_PROGRAM:
+        row += tl.program_id(0) * ROWS
     slot = tl.load(idx_mapping_ptr + row, mask=row < num_reqs, other=-1)
     count = tl.load(num_sampled_ptr + row, mask=row < num_reqs, other=0)
     tl.store(num_accepted_ptr + slot, tl.maximum(count, 1), mask=slot >= 0)
@@ -47,6 +53,11 @@ def rows_per_program(num_reqs: int) -> int:
     if INTERPRETED:
         return min(triton.next_power_of_2(max(num_reqs, 16)), _MAX_ROWS_PER_PROGRAM)
     return _ROWS_PER_PROGRAM
+
+
+def one_program(num_reqs: int, rows: int) -> bool:
+    """Whether to run the kernels' form for a grid of one, which the interpreter runs faster."""
+    return INTERPRETED and num_reqs <= rows
 
 
 def fill_num_accepted(
@@ -63,7 +74,12 @@ def fill_num_accepted(
     if num_reqs:
         rows = rows_per_program(num_reqs)
         _fill_num_accepted_kernel[(-(-num_reqs // rows),)](
-            idx_mapping, num_accepted, max(num_sampled, 1), num_reqs, ROWS=rows
+            idx_mapping,
+            num_accepted,
+            max(num_sampled, 1),
+            num_reqs,
+            ROWS=rows,
+            ONE_PROGRAM=one_program(num_reqs, rows),
         )
 
 
@@ -81,5 +97,10 @@ def scatter_num_accepted(
     if num_reqs:
         rows = rows_per_program(num_reqs)
         _scatter_num_accepted_kernel[(-(-num_reqs // rows),)](
-            idx_mapping, num_sampled, num_accepted, num_reqs, ROWS=rows
+            idx_mapping,
+            num_sampled,
+            num_accepted,
+            num_reqs,
+            ROWS=rows,
+            ONE_PROGRAM=one_program(num_reqs, rows),
         )
