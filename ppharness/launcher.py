@@ -34,6 +34,7 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
         )
     plan = plan_device(options.device)
     from .rank import RankProcess, hand_over  # noqa: F401  torch and triton, before the fork
+    from .kernels.num_accepted import warm_up
     from .targets.loading import load_target
 
     run: RunOptions = run_options(options, scenarios)
@@ -41,6 +42,7 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
         parse_injection(text, world_size=options.nproc, tp_size=options.tp)
     if plan.kind == "cpu":
         run = replace(run, judge_each_step=True)
+        warm_up()
         load_target(run.target)  # bad ones are refused here; what it imports is forked
     report: RunReport | None = None
     remaining = list(scenarios)
