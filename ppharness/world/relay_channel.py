@@ -36,11 +36,11 @@ class RelayChannel:
         dtype = str(tensor.dtype).removeprefix("torch.")
         ledger.posts.append(Post(what, dtype, tuple(tensor.shape)))
         world.post_progress()
-        work = dist.broadcast(tensor, self.last_rank, self.group, async_op=True)
         source = world.layout.label(self.last_rank)
         text = f"{what} of step {step} from {source}"
         if world.rank == self.last_rank:
             text = f"all ranks to take {what} of step {step}"
+        work = world.post(text, dist.broadcast, tensor, self.last_rank, self.group, True)
         pending = PendingBroadcast(world, work, tensor, text, world.turn, place)
         self._pending = [p for p in self._pending if not p.done][-_KEEP:] + [pending]
         return pending

@@ -162,20 +162,25 @@ class World:
         if self._sending is not None:
             self.wait(self._sending, f"{self._peer(1)} to take hidden states")
         self._kept = hidden
-        self._sending = dist.isend(hidden, self.pipeline[self.pp_rank + 1], self.hidden_group)
+        peer = self.pipeline[self.pp_rank + 1]
+        self._sending = self.post(
+            f"{self._peer(1)} to take hidden states", dist.isend, hidden, peer, self.hidden_group
+        )
 
     def recv_hidden(self, hidden: torch.Tensor) -> None:
         """From the stage before, into `hidden`."""
-        work = dist.irecv(hidden, self.pipeline[self.pp_rank - 1], self.hidden_group)
-        self.wait(work, f"hidden states of step {self.step} from {self._peer(-1)}")
+        what = f"hidden states of step {self.step} from {self._peer(-1)}"
+        peer = self.pipeline[self.pp_rank - 1]
+        self.wait(self.post(what, dist.irecv, hidden, peer, self.hidden_group), what)
 
     def agree(self, failed: bool) -> Agreement:
         """All ranks learn, at the end of a step, how it went everywhere."""
         self.post_progress(done=True)
         checksum = self.ledger.checksum
         flags = torch.tensor([int(failed), int(self.interrupted), checksum, -checksum])
-        work = dist.all_reduce(flags, dist.ReduceOp.MAX, self.control, async_op=True)
-        self.wait(work, f"all ranks at the end of step {self.step}")
+        what = f"all ranks at the end of step {self.step}"
+        work = self.post(what, dist.all_reduce, flags, dist.ReduceOp.MAX, self.control, True)
+        self.wait(work, what)
         any_failed, interrupted, most, least = flags.tolist()
         self.interrupted = bool(interrupted)
         return Agreement(stop=bool(any_failed or interrupted), same=most == -least)
@@ -191,6 +196,21 @@ class World:
             raise self._transport_error("all ranks' results", started, error) from error
         self._say("")
         return values
+
+    def post(
+        self, what: str, operation: Callable[..., dist.Work | None], *args: Any
+    ) -> dist.Work | None:
+        """Starts a transfer.
+
+        Raises:
+            TransportError: the connection is cut off already.
+        """
+        started = time.monotonic()
+        try:
+            return operation(*args)
+        except RuntimeError as error:
+            self._say(what)
+            raise self._transport_error(what, started, error) from error
 
     def wait(self, work: dist.Work | None, what: str) -> None:
         """Until `work` is done, at most `timeout` seconds.
