@@ -1,0 +1,533 @@
+"""The main job and its siblings as a user starts them: options, results, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from worlds import JSON, PPHARNESS, TORCHRUN, Run, WarmPython, environment, run_fresh, target
+
+TWO_CHUNKS = """
+name: two-chunks
+max_num_reqs: 4
+max_num_batched_tokens: 8
+num_speculative_tokens: 2
+requests:
+  - {id: a, prompt_tokens: 12, max_tokens: 6, accept: [1, 0, 2]}
+  - {id: b, prompt_tokens: 3, max_tokens: 4, arrive_at: 1}
+"""
+VERIFY = """
+name: verify
+max_num_reqs: 4
+num_speculative_tokens: 3
+requests: [{id: a, prompt_tokens: 5, max_tokens: 9, accept: [2, 0, 3]}]
+"""
+FILL = """
+name: fill
+max_num_reqs: 4
+initial: 9
+calls: [{idx_mapping: [2, -1, 0], num_sampled: 0}]
+"""
+FOR_THREE = """
+name: for-three
+pp_size: 3
+requests: [{id: a, prompt_tokens: 5, max_tokens: 3}]
+"""
+# More steps than any test waits for.
+LONG = """
+name: long
+max_num_reqs: 2
+requests: [{id: a, prompt_tokens: 5, max_tokens: 4000}]
+"""
+WRONG = target("wrong_state.py:CountsDrafts")  # fails in `verify`, passes without drafts
+
+
+def write(folder: Path, *scenarios: str) -> list[str]:
+    """Files of these scenarios, each named as its scenario is."""
+    names = [f"{text.split()[1]}.yaml" for text in scenarios]
+    for name, text in zip(names, scenarios, strict=True):
+        (folder / name).write_text(text)
+    return names
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+# ---- the result ---------------------------------------------------------------------
+
+TOP = {
+    "schema": str, "version": str, "outcome": str, "exit_code": int, "target": dict,
+    "world": dict, "environment": dict, "scenarios": list,
+}  # fmt: skip
+WORLD = {
+    "pp_size": int, "tp_size": int, "device": str, "backend": str, "ranks_per_gpu": int,
+    "triton": str,
+}  # fmt: skip
+SCENARIO = {
+    "name": str, "file": str, "outcome": str, "reason": (str, type(None)), "seed": int,
+    "steps": int, "checks": int, "seconds": (int, float), "ranks": list, "findings": list,
+}  # fmt: skip
+
+
+def has(data: dict[str, Any], keys: dict[str, Any]) -> None:
+    for key, kind in keys.items():
+        assert isinstance(data[key], kind), (key, data[key])
+
+
+def check_result(report: dict[str, Any], labels: list[str], tp_size: int = 1) -> None:
+    """A result with every key of the contract, for ranks of these labels."""
+    has(report, TOP)
+    assert report["schema"] == "ppharness.result/1"
+    has(report["target"], {"name": str, "version": (str, type(None))})
+    has(report["world"], WORLD)
+    world = {k: v for k, v in report["world"].items() if k in WORLD}
+    assert world == {
+        "pp_size": len(labels) // tp_size, "tp_size": tp_size, "device": "cpu",
+        "backend": "gloo", "ranks_per_gpu": 0, "triton": "interpreter",
+    }  # fmt: skip
+    has(report["environment"], {"python": str, "torch": str, "triton": str})
+    assert report["environment"]["gpu"] is None
+    for scenario in report["scenarios"]:
+        has(scenario, SCENARIO)
+        assert [r["rank"] for r in scenario["ranks"]] == list(range(len(labels)))
+        assert [r["label"] for r in scenario["ranks"]] == labels
+        assert all(isinstance(r["outcome"], str) for r in scenario["ranks"])
+
+
+def test_main_job(tmp_path: Path) -> None:
+    names = write(tmp_path, TWO_CHUNKS, FILL, FOR_THREE)
+    run = run_fresh(
+        tmp_path, "--nproc-per-node", "4", "-m", "ppharness", "--device", "cpu", "--json", JSON,
+        "--junit", "result.xml", "--markdown", "result.md", "--html", "result.html",
+        "--trace", "trace.json", "--seed", "7", "founding-case", *names, command=TORCHRUN,
+    )  # fmt: skip
+    assert run.code == 0, run.stdout + run.stderr
+    assert run.report is not None
+    check_result(run.report, ["PP0", "PP1", "PP2", "PP3"])
+    assert (run.report["outcome"], run.report["exit_code"]) == ("passed", 0)
+    assert run.report["target"]["name"] == "builtin"
+    assert run.outcomes() == {
+        "founding-case": "passed", "two-chunks": "passed", "fill": "passed",
+        "for-three": "skipped",
+    }  # fmt: skip
+    founding, chunks, fill, pinned = run.scenarios
+    assert founding["file"].endswith("founding-case.yaml")
+    assert (chunks["file"], fill["file"]) == ("two-chunks.yaml", "fill.yaml")
+    for scenario in (founding, chunks, fill):
+        assert scenario["seed"] == 7 and scenario["reason"] is None
+        assert scenario["steps"] > 0 and scenario["checks"] > 0 and scenario["seconds"] >= 0
+    assert all(r["num_accepted_tokens"] == [1, 9, 1, 9] for r in fill["ranks"])
+    for row in chunks["ranks"]:
+        counts = row["num_accepted_tokens"]
+        assert len(counts) == 4 and all(1 <= count <= 3 for count in counts)
+    assert pinned["reason"] and "3" in pinned["reason"] and "4" in pinned["reason"]
+    assert (pinned["steps"], pinned["checks"]) == (0, 0)
+    # One rank prints, once; progress is on stderr.
+    assert run.stdout.count("4 scenarios") == 1
+    assert "[1/4]" in run.stderr and "[1/4]" not in run.stdout
+    assert "founding-case" in (tmp_path / "result.md").read_text()
+    assert "<html" in (tmp_path / "result.html").read_text()
+    json.loads((tmp_path / "trace.json").read_text())
+    cases = list(ElementTree.parse(tmp_path / "result.xml").iter("testcase"))
+    assert len(cases) == 4
+
+
+def test_two_nodes(tmp_path: Path) -> None:
+    """Two agents of 2 ranks each; one of the four ranks reports."""
+    (scenario,) = write(tmp_path, TWO_CHUNKS)
+    agent = [
+        "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", uuid.uuid4().hex,
+        "--local-addr", "127.0.0.1",
+        "-m", "ppharness", "--device", "cpu", "--json", JSON, "founding-case", scenario,
+    ]  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(
+            lambda _: run_fresh(tmp_path, *agent, command=TORCHRUN, timeout=240), range(2)
+        )  # fmt: skip
+    assert (one.code, two.code) == (0, 0), one.stderr + two.stderr
+    report = json.loads((tmp_path / JSON).read_text())
+    check_result(report, ["PP0", "PP1", "PP2", "PP3"])
+    assert {s["outcome"] for s in report["scenarios"]} == {"passed"}
+    assert (one.stdout + two.stdout).count("2 scenarios") == 1
+
+
+def test_a_bad_file_under_torchrun(tmp_path: Path) -> None:
+    """Every rank sees the fault, one says it; torchrun makes 1 of the exit code."""
+    (tmp_path / "bad.yaml").write_text("name: bad\nrequestz: []\n")
+    run = run_fresh(
+        tmp_path, "--nproc-per-node", "2", "-m", "ppharness", "--json", JSON, "bad.yaml",
+        command=TORCHRUN,
+    )  # fmt: skip
+    assert run.code == 1 and run.report is None
+    assert run.stdout == ""
+    assert run.stderr.count("unknown key 'requestz'") == 1
+    assert "exitcode  : 2" in run.stderr
+
+
+def test_tensor_parallel(run_world: Callable[..., Run]) -> None:
+    run = run_world(TWO_CHUNKS, FILL, nproc=4, args=("--tp", "2"))
+    assert run.code == 0, run.stdout
+    assert run.report is not None
+    check_result(run.report, ["PP0_TP0", "PP0_TP1", "PP1_TP0", "PP1_TP1"], tp_size=2)
+    assert set(run.outcomes().values()) == {"passed"}
+
+
+def test_tensor_parallel_failure(run_world: Callable[..., Run]) -> None:
+    """Both columns of the pipeline run the same and fail alike; ranks are named in full."""
+    wrong = target("wrong_state.py:CountsDraftsOnPP1")
+    run = run_world(VERIFY, nproc=4, args=("--tp", "2"), target=wrong)
+    assert run.code == 1
+    # On 2 stages a verifies in steps 2 and 4; step 2 yielded 3.
+    first = [f for f in run.findings() if f["kind"] == "mismatch"][:2]
+    assert [f["label"] for f in first] == ["PP1_TP0", "PP1_TP1"]
+    for finding in first:
+        assert (finding["step"], finding["phase"], finding["slot"]) == (4, "at_use", 3)
+        assert (finding["expected"], finding["actual"]) == (3, 2)
+    assert "PP1_TP1" in run.stdout
+
+
+def test_one_rank(run_world: Callable[..., Run]) -> None:
+    run = run_world(TWO_CHUNKS, FILL, FOR_THREE, nproc=1)
+    assert run.code == 0, run.stdout
+    assert run.report is not None
+    check_result(run.report, ["PP0"])
+    assert run.outcomes() == {"two-chunks": "passed", "fill": "passed", "for-three": "skipped"}
+
+
+def test_pinned_to_another_size(run_world: Callable[..., Run]) -> None:
+    run = run_world(FOR_THREE, nproc=2)
+    assert (run.code, run.outcomes()) == (0, {"for-three": "skipped"})
+    reason = run.scenarios[0]["reason"]
+    assert "3" in reason and "2" in reason and reason in " ".join(run.stdout.split())
+    assert run.scenarios[0]["findings"] == []
+    assert [r["outcome"] for r in run.scenarios[0]["ranks"]] == ["skipped"] * 2
+
+
+def test_pinned_to_this_size(run_world: Callable[..., Run]) -> None:
+    run = run_world(FOR_THREE, nproc=3)
+    assert (run.code, run.outcomes()) == (0, {"for-three": "passed"})
+
+
+# ---- options ------------------------------------------------------------------------
+
+
+def test_stops_after_the_first_failure(run_world: Callable[..., Run]) -> None:
+    run = run_world(FOR_THREE, VERIFY, TWO_CHUNKS, FILL, target=WRONG, nproc=2, args=("-x",))
+    assert run.code == 1
+    assert run.outcomes() == {
+        "for-three": "skipped", "verify": "failed", "two-chunks": "skipped", "fill": "skipped",
+    }  # fmt: skip
+    assert run.scenarios[0]["reason"] and "stages" in run.scenarios[0]["reason"]
+    assert all("not run" in s["reason"] for s in run.scenarios[2:])
+
+
+def test_goes_on_after_a_failure(run_world: Callable[..., Run]) -> None:
+    run = run_world(VERIFY, FILL, target=WRONG, nproc=2)
+    assert (run.code, run.outcomes()["verify"]) == (1, "failed")
+    assert run.outcomes()["fill"] == "passed"
+
+
+def test_selects_by_name(run_world: Callable[..., Run]) -> None:
+    run = run_world(
+        TWO_CHUNKS, FILL, VERIFY, nproc=2, args=("-k", "(FILL or chunks) and not two")
+    )  # fmt: skip
+    assert (run.code, run.outcomes()) == (0, {"fill": "passed"})
+
+
+def test_quiet(run_world: Callable[..., Run]) -> None:
+    run = run_world(TWO_CHUNKS, FILL, nproc=2, args=("-q",))
+    assert run.code == 0
+    assert len(run.stdout.strip().splitlines()) == 1 and "2 passed" in run.stdout
+    assert run.stderr == ""
+
+
+def test_quiet_shows_failures(run_world: Callable[..., Run]) -> None:
+    run = run_world(VERIFY, FILL, nproc=2, args=("-q",), target=WRONG)
+    assert run.code == 1
+    assert "verify" in run.stdout and "PP1" in run.stdout and "1 failed" in run.stdout
+    assert run.stderr == ""
+
+
+def test_junit(run_world: Callable[..., Run], tmp_path: Path) -> None:
+    run = run_world(
+        VERIFY, FILL, FOR_THREE, nproc=2, target=WRONG, args=("--junit", "result.xml")
+    )  # fmt: skip
+    assert run.code == 1
+    by_name = {
+        case.attrib["name"]: [child.tag for child in case]
+        for case in ElementTree.parse(tmp_path / "result.xml").iter("testcase")
+    }
+    assert len(by_name) == 3
+    failed = next(tags for name, tags in by_name.items() if "verify" in name)
+    passed = next(tags for name, tags in by_name.items() if "fill" in name)
+    skipped = next(tags for name, tags in by_name.items() if "for-three" in name)
+    assert "failure" in failed
+    assert "failure" not in passed and "skipped" not in passed
+    assert "skipped" in skipped
+
+
+@pytest.mark.xfail(strict=True, reason="the trace has no events")
+def test_trace(run_world: Callable[..., Run], tmp_path: Path) -> None:
+    run = run_world(TWO_CHUNKS, nproc=2, args=("--trace", "trace.json"))
+    assert run.code == 0
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    events = trace["traceEvents"] if isinstance(trace, dict) else trace
+    assert any(event.get("ph") == "X" for event in events)
+
+
+@pytest.mark.xfail(strict=True, reason="it names the scenario, not its file")
+def test_the_command_to_run_it_again(run_world: Callable[..., Run], tmp_path: Path) -> None:
+    """What a failure says to type does run that scenario, and fails again."""
+    run = run_world(VERIFY, target=WRONG, nproc=2, args=("--seed", "3"))
+    (line,) = [line for line in run.stdout.splitlines() if "reproduce:" in line]
+    words = line.split("reproduce:")[1].split()
+    assert words[:2] == ["ppharness", "run"]
+    again = run_fresh(tmp_path, *words[1:])
+    assert again.code == 1, again.stderr
+    assert "mismatch" in again.stdout
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["validate"], ["--help"], ["--version"]])
+def test_commands_without_ranks(tmp_path: Path, arguments: list[str]) -> None:
+    """They start no process, do not import torch and are fast."""
+    if arguments == ["validate"]:
+        arguments = ["validate", *write(tmp_path, TWO_CHUNKS, FILL)]
+    check = (
+        "import sys, runpy\n"
+        "sys.addaudithook(lambda event, args: event in ('os.fork', 'subprocess.Popen',"
+        " 'os.posix_spawn') and sys.exit(f'started a process: {event} {args}'))\n"
+        "try:\n"
+        "    runpy.run_module('ppharness', run_name='__main__')\n"
+        "finally:\n"
+        "    heavy = {'torch', 'triton', 'numpy'} & set(sys.modules)\n"
+        "    sys.stderr.write(f'imported: {sorted(heavy)}')\n"
+    )
+    run = run_fresh(tmp_path, *arguments, command=(sys.executable, "-c", check))
+    assert run.code == 0, run.stderr
+    assert run.stderr == "imported: []"
+    assert run.stdout
+
+
+def test_list(tmp_path: Path) -> None:
+    run = run_fresh(tmp_path, "list")
+    shown = [line.split()[0] for line in run.stdout.splitlines() if line.startswith("  ")]
+    configs = Path(__file__).resolve().parents[1] / "configs"
+    names = {path.read_text().split("name: ")[1].split()[0] for path in configs.glob("*.yaml")}
+    assert names <= set(shown)
+    assert {"builtin", "index-fill", "index-fill-int64", "vllm"} <= set(shown)
+
+
+# ---- bad input: exit code 2, one message a fault, nothing run -------------------------
+
+HEAD = "name: bad\n"
+REQUESTS = "requests:\n  - {id: a, prompt_tokens: 5, max_tokens: 3}\n"
+BAD_FILES = {
+    "unknown-key": (HEAD + "colour: red\n" + REQUESTS, ["bad.yaml:2", "colour", "max_num_reqs"]),
+    "misspelt-key": (
+        HEAD + "max_num_req: 4\n" + REQUESTS, ["bad.yaml:2", "max_num_req", "'max_num_reqs'"],
+    ),
+    "misspelt-inner-key": (
+        HEAD + "requests:\n  - {id: a, promt_tokens: 5, max_tokens: 3}\n",
+        ["bad.yaml:3", "promt_tokens", "'prompt_tokens'"],
+    ),
+    "wrong-type": (
+        HEAD + "max_num_reqs: many\n" + REQUESTS,
+        ["bad.yaml:2", "max_num_reqs", "found many", "an integer"],
+    ),
+    "negative-k": (
+        HEAD + "num_speculative_tokens: -1\n" + REQUESTS,
+        ["bad.yaml:2", "num_speculative_tokens", "-1", "0 to"],
+    ),
+    "too-long": (
+        HEAD + "max_model_len: 7\n" + REQUESTS,
+        ["bad.yaml:4", "requests[0].prompt_tokens", "8", "max_model_len 7", "never fit"],
+    ),
+    "event-for-nobody": (
+        HEAD + REQUESTS + "events: [{step: 2, abort: b}]\n",
+        ["bad.yaml:4", "events[0].abort", "'b'", "allowed", "a"],
+    ),
+    "two-of-one-id": (
+        HEAD + REQUESTS + "  - {id: a, prompt_tokens: 5, max_tokens: 3}\n",
+        ["bad.yaml:4", "requests[1].id", "'a'", "requests[0]"],
+    ),
+    "accepts-too-many": (
+        HEAD + "requests: [{id: a, prompt_tokens: 5, max_tokens: 3, accept: [1]}]\n",
+        ["bad.yaml:2", "requests[0].accept[0]", "1", "num_speculative_tokens"],
+    ),
+    "empty": ("", ["bad.yaml:1", "no scenario"]),
+    "not-yaml": (HEAD + "requests: [{id: a\n", ["bad.yaml:", "not YAML"]),
+    "schedule": (
+        HEAD + "schedule: eventually\n" + REQUESTS,
+        ["bad.yaml:2", "schedule", "found eventually", "async", "sync"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [["run", "--json", JSON], ["validate"]], ids=lambda c: c[0])
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_file(tmp_path: Path, name: str, command: list[str]) -> None:
+    text, said = BAD_FILES[name]
+    (tmp_path / "bad.yaml").write_text(text)
+    check_refused(run_fresh(tmp_path, *command, "bad.yaml"), said)
+
+
+def test_every_fault_of_a_file_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(
+        "name: Bad\nmax_num_reqs: 0\nrequests:\n  - {id: a, prompt_tokens: 5}\n"
+    )
+    run = run_fresh(tmp_path, "validate", "bad.yaml")
+    assert (run.code, run.stdout) == (2, "")
+    lines = run.stderr.splitlines()
+    assert len(lines) == 3
+    for line, part in zip(lines, ("bad.yaml:1: name", "bad.yaml:2: max_num_reqs", "max_tokens"),
+                          strict=True):  # fmt: skip
+        assert part in line
+
+
+OK = ["ok.yaml"]
+BAD_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
+    "folder-without-scenarios": (["empty-folder"], ["empty-folder", "without scenarios", "yaml"]),
+    "no-such-file": (["nothing.yaml"], ["nothing.yaml"]),
+    "no-such-scenario": (["founding-cas"], ["founding-cas", "'founding-case'"]),
+    "nproc": (["--nproc", "0", *OK], ["--nproc", "'0'", "1 to"]),
+    "tp": (["--tp", "3", "--nproc", "4", *OK], ["--tp 3", "4 ranks", "multiple of 3"]),
+    "json-folder": (["--json", "no-folder/x.json", *OK], ["--json", "no-folder"]),
+    "json-is-folder": (["--json", "empty-folder", *OK], ["--json", "empty-folder", "folder"]),
+    "json-below-file": (["--json", "ok.yaml/x.json", *OK], ["--json", "ok.yaml/x.json"]),
+    "no-match": (["-k", "nothing", *OK], ["-k", "nothing", "no scenario"]),
+    "expression": (["-k", "(a", *OK], ["-k", "(a", "')'"]),
+    "timeout": (["--timeout", "0", *OK], ["--timeout", "'0'", "seconds"]),
+    "device": (["--device", "tpu", *OK], ["--device", "tpu", "cpu"]),
+    "option": (["--colour", *OK], ["--colour"]),
+    "cuda": (["--device", "cuda", *OK], ["--device cuda", "no usable GPU"]),
+    "no-such-target": (["--target", "buildin", *OK], ["buildin", "'builtin'"]),
+    "no-target-file": (["--target", "nothing.py:X", *OK], ["--target", "nothing.py"]),
+    "no-module": (["--target", "no.such:X", *OK], ["--target", "no.such", "ModuleNotFoundError"]),
+    "no-class": (["--target", "own.py:Goodd", *OK], ["--target", "own.py", "'Goodd'", "'Good'"]),
+    "no-target": (["--target", "json:JSONDecoder", *OK], ["JSONDecoder", "make_mamba_state"]),
+    "target-raises": (["--target", "bad.py:X", *OK], ["bad.py", "ZeroDivisionError", "bad.py:2"]),
+    "not-python": (["--target", "syntax.py:X", *OK], ["syntax.py", "SyntaxError"]),
+    "constructor": (
+        ["--target", target("raising.py:TargetConstructor"), *OK],
+        ["raising.py:TargetConstructor", "raised on purpose"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARGUMENTS)
+def test_bad_arguments(tmp_path: Path, warm_python: WarmPython, name: str) -> None:
+    arguments, said = BAD_ARGUMENTS[name]
+    (tmp_path / "ok.yaml").write_text(VERIFY)
+    (tmp_path / "empty-folder").mkdir()
+    (tmp_path / "bad.py").write_text("x = 0\ny = 1 / x\n")
+    (tmp_path / "syntax.py").write_text("class X(:\n")
+    (tmp_path / "own.py").write_text(
+        "from ppharness.targets import BuiltinTarget\nclass Good(BuiltinTarget): ...\n"
+    )
+    check_refused(warm_python.run(tmp_path, "run", *arguments), said)
+
+
+def check_refused(run: Run, said: list[str]) -> None:
+    """One message with all of `said` in it, and nothing else."""
+    assert (run.code, run.stdout) == (2, ""), run.stderr
+    assert run.report is None
+    assert "Traceback" not in run.stderr
+    errors = [line for line in run.stderr.splitlines() if "error: " in line]
+    assert len(errors) == 1, run.stderr
+    for part in said:
+        assert part in errors[0]
+    rest = [line for line in run.stderr.splitlines() if line not in errors]
+    assert not rest or rest[0].startswith("usage: ")
+
+
+# ---- interrupts -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a long run in a session of its own and waits until it runs."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*command: str) -> subprocess.Popen[str]:
+        scenarios = write(tmp_path, FILL, LONG)
+        with open(tmp_path / "stderr", "w") as stderr, open(tmp_path / "stdout", "w") as stdout:
+            process = subprocess.Popen(
+                [*command, "--device", "cpu", "--json", JSON, *scenarios], cwd=tmp_path,
+                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True,
+                start_new_session=True, env=environment(),
+            )  # fmt: skip
+        processes.append(process)
+        wait_until(lambda: "[1/2] fill" in (tmp_path / "stderr").read_text(), process)
+        time.sleep(0.5)  # into the long one
+        assert process.poll() is None
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_until(true: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert process.poll() is None, "ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def interrupt(process: subprocess.Popen[str], *, group: bool) -> list[psutil.Process]:
+    """Sends SIGINT and waits for the end; returns what has outlived it."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
+    process.wait(timeout=30)
+    return psutil.wait_procs(family, timeout=5)[1]
+
+
+@pytest.mark.parametrize("group", [True, False], ids=["group", "launcher"])
+def test_interrupted(
+    tmp_path: Path, started: Callable[..., subprocess.Popen[str]], group: bool
+) -> None:
+    """Ctrl-C on a terminal reaches the whole group, `kill -INT` the launcher alone."""
+    process = started(*PPHARNESS, "run", "--nproc", "3")
+    assert interrupt(process, group=group) == []
+    assert process.returncode == 130
+    report = json.loads((tmp_path / JSON).read_text())
+    check_result(report, ["PP0", "PP1", "PP2"])
+    assert report["exit_code"] == 130
+    fill, long = report["scenarios"]
+    assert (fill["name"], fill["outcome"]) == ("fill", "passed")
+    assert long["name"] == "long"
+    assert not long["findings"]
+    assert "Traceback" not in (tmp_path / "stderr").read_text()
+    assert "fill" in (tmp_path / "stdout").read_text()
+
+
+def test_interrupted_under_torchrun(
+    tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = started(*TORCHRUN, "--nproc-per-node", "2", "-m", "ppharness")
+    assert interrupt(process, group=True) == []
+    assert process.returncode != 0
+    report = json.loads((tmp_path / JSON).read_text())
+    assert [s["name"] for s in report["scenarios"]] == ["fill", "long"]
+    assert report["scenarios"][0]["outcome"] == "passed"
+    assert report["exit_code"] == 130
