@@ -33,7 +33,7 @@ from .world.errors import TransportError
 from .world.layout import Layout
 from .world.processes import die_with_parent
 from .world.watch import LEFT, Watch
-from .world.world import World
+from .world.world import START_TIMEOUT, World
 
 Publish = Any  # Callable[[RunReport], int]: shows and writes a report, returns the exit code
 
@@ -125,7 +125,7 @@ class RankProcess:
         )  # fmt: skip
 
     def _wait_for_key(self, key: str) -> None:
-        deadline = time.monotonic() + self.options.timeout
+        deadline = time.monotonic() + max(self.options.timeout, START_TIMEOUT)
         while not self.store.check([key]):
             if time.monotonic() > deadline:
                 raise TransportError(
@@ -139,6 +139,7 @@ class RankProcess:
         world, options = self.world, self.options
         world.at(None, "load the target")
         target = load_target(options.target)
+        world.meet()
         self.report = new_report(options, target, world)
         self.report.notes += [n for n in [self.plan.note] if n]
         self.report.notes += list(getattr(target, "warnings", ()))

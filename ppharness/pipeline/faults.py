@@ -7,8 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-
 from ..injection import Injection
 from ..scenario.model import Scenario
 
@@ -71,11 +69,6 @@ class Faults:
     def _use(self, injection: Injection) -> None:
         self._waiting.remove(injection)
         self._on_fired(injection)
-
-
-def spoil(tensor: torch.Tensor, value: int) -> None:
-    """Overwrites the first element."""
-    tensor.view(-1)[:1].fill_(value)
 
 
 def _raise(injection: Injection) -> None:

@@ -22,7 +22,7 @@ from ..world.world import World
 from .batch import StepTensors, to_device
 from .buffer_guard import BufferGuard
 from .checks import CheckList
-from .faults import SLOW_WAIT, Faults, spoil
+from .faults import SLOW_WAIT, Faults
 from .forward import Forward
 from .judge import BufferJudge
 from .model import make_recurrent_states
@@ -159,7 +159,7 @@ class RankRunner:
             return
         source = self.schedule[step.index - self.depth] if step.index >= self.depth else step
         if self.faults.take("corrupt-counts", source.index):
-            outputs.num_sampled = outputs.num_sampled + 1
+            outputs.num_sampled = (outputs.num_sampled - 1).clamp(min=0)
         self._record_heard(outputs, source, step)
         self.calls.state("apply_sampled", step.index, self.slots.apply_sampled, outputs, None)
         self.calls.state(
@@ -198,8 +198,7 @@ class RankRunner:
         num_rejected = tensors.num_rejected.to(torch.int32)
         told = num_sampled
         if self.faults.take("corrupt-counts", step.index):
-            told = num_sampled.clone()
-            spoil(told, int(step.rows[0].num_sampled) + 1)
+            told = (num_sampled - 1).clamp(min=0)
         self.checks.record(told, partial(self.forward.tokens.counts, step=step))
         if self.world.pp_size > 1:
             self.calls.relay(

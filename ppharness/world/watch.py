@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .board import Board
+from .world import START_TIMEOUT
 
 LEFT = "left"  # phase of a rank that has finished
 _TICK = 0.1
@@ -131,7 +132,8 @@ class Watch:
             return None
         still = time.monotonic() - seen.since
         # Waits end by themselves at `timeout`; this is for code that never comes back.
-        if still > self.timeout * 1.05 + 1:
+        limit = self.timeout if seen.step is not None else max(self.timeout, START_TIMEOUT)
+        if still > limit * 1.05 + 1:
             return f"no progress for {still:.0f} s"
         return None
 

@@ -22,6 +22,7 @@ from .layout import Layout
 from .ledger import Ledger
 from .relay_channel import RelayChannel
 
+START_TIMEOUT = 120.0  # seconds; imports of four ranks compete for few cores
 _SPIN = 0.0002  # seconds between looks at the board
 
 
@@ -53,6 +54,7 @@ class World:
         self.pp_size, self.tp_size = layout.pp_size, layout.tp_size
         self.label = layout.label(layout.rank)
         self.timeout = timeout
+        self.start_timeout = max(timeout, START_TIMEOUT)
         self.ledger = Ledger(compared=ledger)
         self.interrupted = False
         self.delay = 0.0  # seconds before every wait: a slow rank, on purpose
@@ -76,7 +78,7 @@ class World:
         self._say("all ranks to join")
         dist.init_process_group(
             "gloo", store=self.store, rank=self.rank, world_size=self.world_size,
-            timeout=timedelta(seconds=self.timeout),
+            timeout=timedelta(seconds=self.start_timeout),
         )  # fmt: skip
         self.control = dist.group.WORLD
         # ranks of this host, whose rows on the board can be read
@@ -173,6 +175,13 @@ class World:
         peer = self.pipeline[self.pp_rank - 1]
         self.wait(self.post(what, dist.irecv, hidden, peer, self.hidden_group), what)
 
+    def meet(self) -> None:
+        """All ranks are ready; some may have had much to import."""
+        ready = torch.zeros(1)
+        what = "all ranks to be ready"
+        work = self.post(what, dist.all_reduce, ready, dist.ReduceOp.MAX, self.control, True)
+        self.wait(work, what, timeout=self.start_timeout)
+
     def agree(self, failed: bool) -> Agreement:
         """All ranks learn, at the end of a step, how it went everywhere."""
         self.post_progress(done=True)
@@ -212,8 +221,8 @@ class World:
             self._say(what)
             raise self._transport_error(what, started, error) from error
 
-    def wait(self, work: dist.Work | None, what: str) -> None:
-        """Until `work` is done, at most `timeout` seconds.
+    def wait(self, work: dist.Work | None, what: str, *, timeout: float | None = None) -> None:
+        """Until `work` is done, at most `timeout` seconds (default: the run's).
 
         Raises:
             TransportError: it took too long, or the other side is gone.
@@ -227,7 +236,7 @@ class World:
             time.sleep(self._random.uniform(0, 0.002))
         started = time.monotonic()
         try:
-            work.wait(timedelta(seconds=self.timeout))
+            work.wait(timedelta(seconds=timeout or self.timeout))
         except RuntimeError as error:
             raise self._transport_error(what, started, error) from error
         self._say("")
