@@ -21,6 +21,7 @@ Phase = Literal[
     "drain",
 ]
 Outcome = Literal["passed", "failed", "crashed", "hung", "skipped"]
+CHECKPOINT = "checkpoint"  # key in the store: what has run so far
 NOT_RUN = "not run: the world was lost"  # how the reason of a scenario begins that did not run
 PHASES: tuple[Phase, ...] = (
     "apply_sampled",

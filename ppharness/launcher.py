@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import os
 import pickle
 import signal
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .cli import reproduce_command, run_options, show_and_write
-from .findings import NOT_RUN, Finding, RankReport, RunReport, ScenarioReport
+from .findings import CHECKPOINT, NOT_RUN, PHASES, Finding, RankReport, RunReport, ScenarioReport
 from .injection import parse_injection
 from .report.files import ReportFiles
 from .report.progress import RunProgress
@@ -22,6 +23,8 @@ from .world.errors import WorldError
 
 if TYPE_CHECKING:
     from .session import RunOptions
+    from .world.board import Position
+    from .world.launch import WorldEnd
 
 
 def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: ReportFiles) -> int:
@@ -93,6 +96,7 @@ def _one_world(
             world_id=number,
             start_method="fork" if forked else "spawn",
             extra_env={"PPHARNESS_RESULT": f"/proc/{os.getpid()}/fd/{handle}"},
+            keys=[CHECKPOINT, *(f"fired/{text}" for text in run.injections)],
         )
         report = _read_result(handle)
     finally:
@@ -102,7 +106,7 @@ def _one_world(
         return report, end.interrupted
     if set(end.exit_codes.values()) <= {2}:
         return 2, end.interrupted
-    return _nobody_reported(run, plan, options, scenarios, end.exit_codes), end.interrupted
+    return _nobody_reported(run, plan, options, scenarios, end), end.interrupted
 
 
 def _read_result(handle: int) -> RunReport | None:
@@ -122,6 +126,18 @@ def run_rank(run: RunOptions, plan: DevicePlan, quiet: bool) -> None:
     from .rank import RankProcess, hand_over
 
     RankProcess(run, plan, hand_over, RunProgress(quiet=quiet)).main()
+
+
+def _lost_rank(rank: int, label: str, code: int, seen: Position | None) -> Finding:
+    place = f"last seen at {seen.text}" if seen else "it was never seen"
+    return Finding(
+        kind="lost_rank",
+        rank=rank,
+        label=label,
+        step=seen.step if seen else None,
+        phase=seen.phase if seen and seen.phase in PHASES else None,
+        message=f"{label} is gone; {place}; {_how(code)}",
+    )
 
 
 def _merge(report: RunReport | None, part: RunReport) -> RunReport:
@@ -156,32 +172,42 @@ def _nobody_reported(
     plan: DevicePlan,
     options: argparse.Namespace,
     scenarios: list[Scenario],
-    exit_codes: dict[int, int],
+    end: WorldEnd,
 ) -> RunReport:
     """No rank was left to say anything: what the exit codes tell."""
-    from .session import not_run
+    from .session import not_run, rows_per_step
 
     def label(rank: int) -> str:
         pp, tp = divmod(rank, options.tp)
         return f"PP{pp}" if options.tp == 1 else f"PP{pp}_TP{tp}"
 
-    first, rest = scenarios[0], scenarios[1:]
+    from .rank import bare_report
+
+    if CHECKPOINT in end.found:
+        report: RunReport = pickle.loads(base64.b64decode(end.found[CHECKPOINT]))
+    else:
+        report = bare_report(run, plan, options.nproc, options.nproc)
+    done = len(report.scenarios)
+    report.injections = {text: int(f"fired/{text}" in end.found) for text in run.injections}
+    if done == len(scenarios):  # lost after the last one: it is put down to that one
+        done -= 1
+        report.scenarios.pop()
+    first, rest = scenarios[done], scenarios[done + 1 :]
+    seen = {r: p.text if p else "" for r, p in end.last_seen.items()}
     lost = ScenarioReport(
         name=first.name,
         file=first.file,
         outcome="hung",
         seed=run.seed,
         source=first.source,
-        ranks=[RankReport(r, label(r), "hung") for r in range(options.nproc)],
+        rows_per_step=rows_per_step(first, options.nproc // options.tp),
+        ranks=[
+            RankReport(r, label(r), "hung", last_position=seen[r]) for r in range(options.nproc)
+        ],
         findings=[
-            Finding(
-                "lost_rank", rank, label(rank), None, None, f"{label(rank)} is gone; {_how(code)}"
-            )
-            for rank, code in sorted(exit_codes.items())
+            _lost_rank(rank, label(rank), code, end.last_seen.get(rank))
+            for rank, code in sorted(end.exit_codes.items())
         ],
     )
-    from .rank import bare_report
-
-    report = bare_report(run, plan, options.nproc, options.nproc)
-    report.scenarios = [lost] + [not_run(s, options.nproc, label, NOT_RUN) for s in rest]
+    report.scenarios += [lost] + [not_run(s, options.nproc, label, NOT_RUN) for s in rest]
     return report

@@ -6,6 +6,7 @@ by ``leave``, and one rank sees to the report.
 
 from __future__ import annotations
 
+import base64
 import os
 import pickle
 import sys
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from .findings import PHASES, Finding, RunReport, ScenarioReport
+from .findings import CHECKPOINT, PHASES, Finding, RunReport, ScenarioReport
 from .injection import parse_injection
 from .pipeline.faults import Faults
 from .pipeline.target_calls import describe_exception
@@ -110,7 +111,9 @@ class RankProcess:
     def _join(self) -> None:
         node = f"board/{os.environ.get('GROUP_RANK', '0')}"
         total = self.layout.world_size
-        if self.layout.local_rank == 0:
+        if "PPHARNESS_BOARD" in os.environ:  # our own launcher made it and outlives us
+            self.board = Board.open(os.environ["PPHARNESS_BOARD"], total)
+        elif self.layout.local_rank == 0:
             self.board, path = Board.create(total)
             self.store.set(node, path)
         else:
@@ -157,6 +160,7 @@ class RankProcess:
             result = run_scenario(scenario, target, world, options, self.partial, faults)
             self.finished.append(result)
             if reporting:
+                self._checkpoint()
                 self.progress.scenario_finished(result)
             bad = result.outcome not in ("passed", "skipped")
             if world.interrupted or (options.stop_at_first and bad):
@@ -175,6 +179,12 @@ class RankProcess:
         self.watch.stop()
         world.close()
         return int(codes[0][0])
+
+    def _checkpoint(self) -> None:
+        """What has run so far, for a launcher that no rank is left to report to."""
+        if self.report is not None and "PPHARNESS_RESULT" in os.environ:
+            self.report.scenarios = self.finished
+            self.store.set(CHECKPOINT, base64.b64encode(pickle.dumps(self.report)).decode())
 
     def watch_interrupt(self) -> None:
         """A Ctrl-C that came before the world was there counts too."""

@@ -53,8 +53,9 @@ class Progress:
 class Board:
     """One row a rank; a rank writes its own row only."""
 
-    def __init__(self, memory: mmap.mmap, num_ranks: int):
+    def __init__(self, memory: mmap.mmap, num_ranks: int, handle: int | None = None):
         self._memory = memory
+        self._handle = handle  # of the process that made it, kept open for the others
         self.num_ranks = num_ranks
 
     @classmethod
@@ -63,7 +64,7 @@ class Board:
         size = max(num_ranks, 1) * _ROW_BYTES
         handle = os.memfd_create("ppharness-board")
         os.ftruncate(handle, size)
-        board = cls(mmap.mmap(handle, size), num_ranks)
+        board = cls(mmap.mmap(handle, size), num_ranks, handle)
         return board, f"/proc/{os.getpid()}/fd/{handle}"
 
     @classmethod
@@ -74,6 +75,12 @@ class Board:
             return cls(mmap.mmap(handle, max(num_ranks, 1) * _ROW_BYTES), num_ranks)
         finally:
             os.close(handle)
+
+    def close(self) -> None:
+        """Gives the memory back; no rank uses it any more."""
+        self._memory.close()
+        if self._handle is not None:
+            os.close(self._handle)
 
     def write(self, rank: int, step: int | None, phase: str, waiting: str = "") -> None:
         """Says where this rank is; called before it goes on or waits."""

@@ -11,13 +11,15 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, start_processes
+
+from .board import Board, Position
 
 _POLL = 0.02
 _KILL_AFTER = 15.0  # seconds that survivors have to report after the first rank ended
@@ -29,6 +31,8 @@ class WorldEnd:
 
     exit_codes: dict[int, int]  # rank -> exit code, negative for a signal
     interrupted: bool
+    last_seen: dict[int, Position | None] = field(default_factory=dict)
+    found: dict[str, bytes] = field(default_factory=dict)  # of the keys that were asked for
 
 
 def launch_world(
@@ -39,8 +43,14 @@ def launch_world(
     world_id: str,
     start_method: str,
     extra_env: dict[str, str],
+    keys: Sequence[str] = (),
 ) -> WorldEnd:
-    """Starts `nproc` ranks, waits for all of them, and leaves no process behind."""
+    """Starts `nproc` ranks, waits for all of them, and leaves no process behind.
+
+    Args:
+        keys: what to look for in the ranks' store once they have ended.
+    """
+    board, board_path = Board.create(nproc)
     # The store listens on the loopback only, on a port that the system picks.
     listener = socket.create_server(("127.0.0.1", 0))
     store = dist.TCPStore(
@@ -63,6 +73,7 @@ def launch_world(
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "PPHARNESS_WORLD": world_id,
+            "PPHARNESS_BOARD": board_path,
             "TORCHELASTIC_MAX_RESTARTS": "0",
             **extra_env,
         }
@@ -78,7 +89,11 @@ def launch_world(
         start_method=start_method,
     )
     prefixed = dist.PrefixStore(f"ppharness/{world_id}/0", store)
-    return _Waiting(context.pids(), prefixed).run()
+    end = _Waiting(context.pids(), prefixed).run()
+    end.last_seen = {rank: board.read(rank) for rank in range(nproc)}
+    end.found = {key: prefixed.get(key) for key in keys if prefixed.check([key])}
+    board.close()
+    return end
 
 
 class _NoFiles(LogsSpecs):
