@@ -119,7 +119,7 @@ class RankProcess:
         world.at(None, "load the target")
         target = load_target(options.target)
         self.report = new_report(options, target, world)
-        self.report.notes += [n for n in [self.plan.note] if n]
+        self.report.notes += [n for n in [world.plan.note] if n]
         self.report.notes += list(getattr(target, "warnings", ()))
         mine = [i for i in self.injections if i.rank == world.rank]
         faults = Faults(mine, lambda i: self.store.set(f"fired/{i.text}", "1"))
@@ -136,6 +136,9 @@ class RankProcess:
             if reporting:
                 self.progress.scenario_finished(result)
             bad = result.outcome not in ("passed", "skipped")
+            if world.device_lost:
+                self._skip_rest(number + 1, "not run: the world was lost to a device fault")
+                break
             if world.interrupted or (options.stop_at_first and bad):
                 why = "interrupted" if world.interrupted else "stopped after a failure (-x)"
                 self._skip_rest(number + 1, f"not run: {why}")

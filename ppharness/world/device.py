@@ -16,10 +16,11 @@ class DevicePlan:
     kind: str  # "cpu" | "cuda"
     num_gpus: int
     note: str | None = None  # said in the first line, when `auto` had to choose
+    through_host: bool = False  # CUDA tensors over gloo, where NCCL does not work
 
     @property
     def backend(self) -> str:
-        return "nccl" if self.kind == "cuda" else "gloo"
+        return "nccl" if self.kind == "cuda" and not self.through_host else "gloo"
 
     def ranks_per_gpu(self, local_world_size: int) -> int:
         """0 without a GPU, 1 with enough of them, more when they are shared."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from . import gpu_sharing
 from .errors import NotPosted
 from .ledger import Ledger, Post
 
@@ -39,7 +40,7 @@ class RelayChannel:
         dtype = str(tensor.dtype).removeprefix("torch.")
         ledger.posts.append(Post(what, dtype, tuple(tensor.shape)))
         world.post_progress()
-        work = dist.broadcast(tensor, self.last_rank, self.group, async_op=True)
+        work = gpu_sharing.broadcast(tensor, self.last_rank, self.group, by_host=world.by_host)
         source = world.layout.label(self.last_rank)
         text = f"{what} of step {step} from {source}"
         if world.rank == self.last_rank:
@@ -101,7 +102,8 @@ class PendingBroadcast:
         if self.done:
             return
         world, source = self._world, self._world.relay_channel.last_rank
-        if world.rank != source and not world.will_post(source, self._turn, self._place):
+        waits = world.plan.backend != "nccl"  # else the stream does, and the ledger tells
+        if waits and world.rank != source and not world.will_post(source, self._turn, self._place):
             raise NotPosted(self._what, timed_out=False, detail="it was never posted")
         world.wait(self._work, self._what)
         self.done = True

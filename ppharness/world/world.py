@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import gpu_sharing
 from .board import Board, Progress
 from .device import DevicePlan
-from .errors import TransportError
+from .errors import TransportError, is_device_fault
 from .layout import Layout
 from .ledger import Ledger
 from .relay_channel import RelayChannel
@@ -30,6 +31,7 @@ class Agreement:
     """What all ranks know at the end of a step."""
 
     stop: bool  # a rank's target failed, or the run was interrupted
+    device_lost: bool  # a rank's GPU takes no more work after a device fault
     same: bool  # all ranks built and posted the same
 
 
@@ -61,13 +63,16 @@ class World:
         self.device = torch.device("cpu")
         if plan.kind == "cuda":
             self.device = torch.device("cuda", layout.local_rank % plan.num_gpus)
+            gpu_sharing.prepare_nccl(plan, layout)
             torch.cuda.set_device(self.device)
         self.step: int | None = None
         self._phase = "start-up"
         self._num_tokens = 0
         self._scenario = 0
+        self.device_lost = False  # a device fault: nothing more runs on this rank's GPU
         self.turn = 0  # of the step that runs, the same on all ranks
         self._sending: dist.Work | None = None
+        self._agreeing: dist.Work | None = None
         self._connect()
 
     def _connect(self) -> None:
@@ -82,7 +87,25 @@ class World:
         # ranks of this host, whose rows on the board can be read
         self.local = {r for r in range(self.world_size) if self.board.read(r) is not None}
         self.make_groups()
+        if self.device.type == "cuda":
+            self._warm_up()
         self.at(None, "ready")
+
+    def _warm_up(self) -> None:
+        """The first transfers over NCCL; where it does not work, over gloo from here on."""
+        self._say("communicators of all ranks")
+        reason = gpu_sharing.warm_up(
+            self.pipeline, self.hidden_group, self.relay_channel.group, self.device
+        )
+        reasons = [r for r in self.gather(reason) if r]
+        if reasons:
+            self.plan = gpu_sharing.through_host(self.plan, reasons[0])
+            self.make_groups()
+
+    @property
+    def by_host(self) -> bool:
+        """Whether CUDA tensors travel through host memory."""
+        return self.plan.through_host
 
     def make_groups(self) -> None:
         """Communicators of hidden states and of the relay; all ranks call this together.
@@ -90,6 +113,8 @@ class World:
         Called again where a step left transfers that will never be matched.
         """
         limit = timedelta(seconds=self.timeout)
+        if self.plan.backend == "nccl":  # its waits are the device's; see `Watch`
+            limit = timedelta(seconds=2 * self.timeout + 30)
         for tp_rank in range(self.tp_size):
             column = self.layout.column(tp_rank)
             hidden = dist.new_group(column, backend=self.plan.backend, timeout=limit)
@@ -163,23 +188,32 @@ class World:
         if self._sending is not None:
             self.wait(self._sending, f"{self._peer(1)} to take hidden states")
         self._kept = hidden
-        self._sending = dist.isend(hidden, self.pipeline[self.pp_rank + 1], self.hidden_group)
+        self._sending = gpu_sharing.isend(
+            hidden, self.pipeline[self.pp_rank + 1], self.hidden_group, by_host=self.by_host
+        )
 
     def recv_hidden(self, hidden: torch.Tensor) -> None:
         """From the stage before, into `hidden`."""
-        work = dist.irecv(hidden, self.pipeline[self.pp_rank - 1], self.hidden_group)
+        work = gpu_sharing.irecv(
+            hidden, self.pipeline[self.pp_rank - 1], self.hidden_group, by_host=self.by_host
+        )
         self.wait(work, f"hidden states of step {self.step} from {self._peer(-1)}")
 
     def agree(self, failed: bool) -> Agreement:
         """All ranks learn, at the end of a step, how it went everywhere."""
         self.post_progress(done=True)
         checksum = self.ledger.checksum
-        flags = torch.tensor([int(failed), int(self.interrupted), checksum, -checksum])
+        flags = torch.tensor(
+            [2 if self.device_lost else int(failed), int(self.interrupted), checksum, -checksum]
+        )
         work = dist.all_reduce(flags, dist.ReduceOp.MAX, self.control, async_op=True)
+        self._agreeing = work
         self.wait(work, f"all ranks at the end of step {self.step}")
         any_failed, interrupted, most, least = flags.tolist()
         self.interrupted = bool(interrupted)
-        return Agreement(stop=bool(any_failed or interrupted), same=most == -least)
+        self.device_lost = any_failed > 1  # on one rank: it cannot go on on any
+        stop = bool(any_failed or interrupted)
+        return Agreement(stop=stop, device_lost=self.device_lost, same=most == -least)
 
     def gather(self, value: Any) -> list[Any]:
         """Everybody's `value`, in rank order, on every rank."""
@@ -208,14 +242,19 @@ class World:
             time.sleep(self._random.uniform(0, 0.002))
         started = time.monotonic()
         try:
-            work.wait(timedelta(seconds=self.timeout))
+            if self.plan.backend == "nccl" and work is not self._agreeing:
+                work.wait()  # the current stream waits, not this thread
+            else:
+                work.wait(timedelta(seconds=self.timeout))
         except RuntimeError as error:
+            if is_device_fault(error):
+                raise
             raise self._transport_error(what, started, error) from error
         self._say("")
 
     def close(self) -> None:
         """Leaves all groups."""
-        if dist.is_initialized():
+        if dist.is_initialized() and not self.device_lost:
             dist.destroy_process_group()
 
     def _say(self, waiting: str) -> None:
