@@ -35,6 +35,23 @@ def build_parser() -> argparse.ArgumentParser:
     )
     validate.add_argument("scenarios", nargs="*", metavar="SCENARIO")
 
+    matrix = commands.add_parser(
+        "matrix", help="scenarios x targets, one table", allow_abbrev=False
+    )
+    matrix.add_argument(
+        "--nproc", type=_count(1, 1024), default=4, metavar="N", help="ranks to launch"
+    )
+    add_run_options(matrix, many_targets=True)
+
+    vllm = commands.add_parser("vllm", help="sources of vLLM releases", allow_abbrev=False)
+    actions = vllm.add_subparsers(dest="action", metavar="ACTION", required=True)
+    fetch = actions.add_parser("fetch", help="get releases for vllm@VERSION", allow_abbrev=False)
+    fetch.add_argument("versions", nargs="+", metavar="VERSION")
+    fetch.add_argument("--force", action="store_true", help="get it again")
+    fetch.add_argument("--find-links", metavar="PLACE", help="passed on to pip")
+    fetch.add_argument("--index-url", metavar="URL", help="passed on to pip")
+    actions.add_parser("list", help="what is cached and installed", allow_abbrev=False)
+
     commands.add_parser("doctor", help="what this machine can run", allow_abbrev=False)
     return parser
 
@@ -47,11 +64,14 @@ def rank_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """What `run` and a rank under torchrun have in common."""
+def add_run_options(parser: argparse.ArgumentParser, *, many_targets: bool = False) -> None:
+    """What `run`, `matrix` and a rank under torchrun have in common."""
     add = parser.add_argument
     add("scenarios", nargs="*", metavar="SCENARIO", help="YAML file, folder or name; default: all")
-    add("--target", default="builtin", metavar="T", help="what is tested (see `ppharness list`)")
+    add(
+        "--target", metavar="T", help="what is tested (see `ppharness list`)",
+        **({"action": "append", "required": True} if many_targets else {"default": "builtin"}),
+    )  # fmt: skip
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("-k", dest="expression", metavar="EXPR", help="only scenarios whose name matches")
     add("-x", dest="stop_at_first", action="store_true", help="stop after the first failure")

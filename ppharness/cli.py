@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(args)
     commands = {
         "run": _run, "list": _list, "validate": _validate, "doctor": _doctor,
+        "matrix": _matrix, "vllm": _vllm,
     }  # fmt: skip
     if options.command is None:
         parser.print_help(sys.stderr)
@@ -90,6 +91,33 @@ def _doctor(options: argparse.Namespace) -> int:
     from .doctor import describe_machine
 
     print(describe_machine())
+    return 0
+
+
+def _matrix(options: argparse.Namespace) -> int:
+    from .matrix import run_matrix
+
+    chosen_scenarios(options)  # a bad file is said once, before anything runs
+    return run_matrix(options, options.scenarios, report_files(options))
+
+
+def _vllm(options: argparse.Namespace) -> int:
+    from . import vllm_cache
+
+    if options.action == "list":
+        lines = [f"{r.version:<12} cached" for r in vllm_cache.cached()]
+        installed = vllm_cache.installed()
+        lines += [f"{installed.version:<12} installed"] if installed else []
+        print("\n".join(lines) or "no release is cached, and vLLM is not installed")
+        return 0
+    pip_args = [f"--find-links={options.find_links}"] if options.find_links else []
+    pip_args += [f"--index-url={options.index_url}"] if options.index_url else []
+    for version in options.versions:
+        result = vllm_cache.fetch(
+            version, pip_args=pip_args, force=options.force,
+            say=lambda text: print(text, file=sys.stderr),
+        )  # fmt: skip
+        print(result.summary())
     return 0
 
 

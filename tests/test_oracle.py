@@ -83,6 +83,7 @@ def test_who_may_write_what_and_who_owns_it() -> None:
     rank = follow("a:5+5[3]", pp=2, rank=0, max_num_reqs=3)
     assert [sorted(e.writable) for e in rank.steps[0]] == [[], [], [2], [], []]
     assert [sorted(e.writable) for e in rank.steps[2]] == [[2], [], [], [], []]
+    assert [e.phase for e in rank.steps[2]] == PHASES  # the last step with rows
     assert rank.at(0, "free").owners == {}
     assert rank.at(0, "add_request").owners == {2: "a"}
     assert [e.phase for e in rank.steps[4]] == ["drain", "free", "add_request"]

@@ -313,6 +313,7 @@ class Checker:
 @given(scenarios(), pp_sizes)
 @example(scenario("a:20+4@0[2]", "preempt a 1", max_num_reqs=1, max_num_batched_tokens=8), 4)
 @example(scenario("a:5+5@0[3] b:3+2", "preempt a 5, drop a 5", max_num_reqs=1), 4)
+@example(scenario("a:5+5@0[3] b:3+2", "preempt a 5, abort a 5", max_num_reqs=1), 4)
 @example(scenario("a:5+5@0[3] b:3+2", "preempt a 8, abort b 8"), 4)  # at the end of its run
 @example(scenario("a:5+5@0[3]", "preempt a 5, preempt a 6, preempt a 7"), 4)
 def test_every_schedule_obeys_the_rules(random: Scenario, pp_size: int) -> None:

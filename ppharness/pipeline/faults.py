@@ -25,6 +25,7 @@ class Faults:
     def __init__(self, injections: Sequence[Injection], on_fired: Callable[[Injection], None]):
         self._waiting = list(injections)
         self._on_fired = on_fired
+        self._going_on: tuple[str, int] | None = None
 
     def take(self, kind: str, step: int) -> bool:
         """Whether a fault of this kind is due in this step; it is then used up."""
@@ -33,6 +34,12 @@ class Faults:
                 self._use(injection)
                 return True
         return False
+
+    def during(self, kind: str, step: int) -> bool:
+        """As `take`, but it goes on for the whole step."""
+        if self.take(kind, step):
+            self._going_on = (kind, step)
+        return self._going_on == (kind, step)
 
     def strike(self, step: int, phase: str) -> None:
         """The faults that hit the process itself, in the phase they are meant for.

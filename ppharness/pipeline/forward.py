@@ -9,7 +9,7 @@ import torch
 
 from ..oracle.reference import SequentialReference
 from ..scenario.model import Scenario
-from ..scenario.schedule import Step
+from ..scenario.schedule import Row, Step
 from ..targets.interface import InputBatch, RecurrentStates, RequestSlots
 from ..world.world import World
 from .batch import StepTensors, make_input_batch, make_step_tensors
@@ -27,6 +27,7 @@ class Forward:
     def __init__(
         self,
         scenario: Scenario,
+        schedule: list[Step],
         world: World,
         checks: CheckList,
         faults: Faults,
@@ -43,6 +44,7 @@ class Forward:
         prompts = [r.prompt_tokens for r in scenario.requests]
         self.reference = SequentialReference(prompts, num_stages=world.pp_size, seed=seed)
         self.tokens = TokenJudge(checks, self.reference, num_stages=world.pp_size)
+        self.next_row = _next_rows(schedule)
         self.drift = 0  # of the host's mirror: a fault on purpose
         self.mismatch = False  # the stage before or after runs another batch
 
@@ -112,11 +114,27 @@ class Forward:
         """``[num_reqs, K]`` int64 the drafter's proposals for each row's next step."""
         drafts = torch.zeros(len(step.rows), self.k, dtype=torch.int64)
         for number, row in enumerate(step.rows):
-            if row.num_sampled:
-                end = row.num_computed_tokens + row.num_scheduled_tokens - row.num_rejected + 1
-                tokens = self.reference.token_ids(row.req_num, end, end + self.k)
-                drafts[number] = torch.tensor(tokens)
+            after = self.next_row.get((row.req_id, row.life, step.index))
+            if after is not None and after.num_draft_tokens:
+                drafts[number, : after.num_draft_tokens] = torch.tensor(self.drafts_of(after))
         return drafts
+
+    def check_drafts(self, step: Step, held: torch.Tensor, tensors: StepTensors) -> None:
+        """Compares the draft tokens that this rank holds with those that were proposed.
+
+        Args:
+            held: ``[max_num_reqs, K]`` per slot, of a target that relays drafts.
+        """
+        if any(r.num_draft_tokens for r in step.rows):
+            mine = held[tensors.slot.clamp(min=0)]
+            want = [self.drafts_of(r) for r in step.rows]
+            self.checks.record(mine, partial(self.tokens.drafts, step=step, want=want))
+
+    def drafts_of(self, row: Row) -> list[int]:
+        """A verify row's drafts: right as far as they will be accepted, then wrong."""
+        start = row.num_computed_tokens + 1
+        tokens = self.reference.token_ids(row.req_num, start, start + row.num_draft_tokens)
+        return [t if n + 1 < row.num_sampled else t ^ 1 for n, t in enumerate(tokens)]
 
     def _first_input(self, step: Step, tensors: StepTensors, slots: RequestSlots) -> torch.Tensor:
         ids = tensors.input_ids
@@ -158,13 +176,20 @@ class Forward:
         ids: list[int] = []
         for row in step.rows:
             start = row.num_computed_tokens
-            tokens = self.reference.token_ids(row.req_num, start, start + row.num_scheduled_tokens)
-            if row.num_draft_tokens:
-                tokens = self.drafts_of(tokens, row.num_sampled)
-            ids.extend(tokens)
+            stop = start + row.num_scheduled_tokens - row.num_draft_tokens
+            ids.extend(self.reference.token_ids(row.req_num, start, stop))
+            ids.extend(self.drafts_of(row))
         return np.array(ids, dtype=np.int64)
 
-    @staticmethod
-    def drafts_of(tokens: list[int], num_sampled: int) -> list[int]:
-        """A verify row's tokens: right as far as they will be accepted, then wrong."""
-        return [t if place < num_sampled else t ^ 1 for place, t in enumerate(tokens)]
+
+def _next_rows(schedule: list[Step]) -> dict[tuple[str, int, int], Row]:
+    """(request, life, step of a row) -> the request's row after that."""
+    after: dict[tuple[str, int, int], Row] = {}
+    last: dict[tuple[str, int], int] = {}
+    for step in schedule:
+        for row in step.rows:
+            life = (row.req_id, row.life)
+            if life in last:
+                after[(*life, last[life])] = row
+            last[life] = step.index
+    return after

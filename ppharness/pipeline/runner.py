@@ -61,7 +61,14 @@ class RankRunner:
         states = make_recurrent_states(scenario, world.device)
         self.config = TargetConfig.for_scenario(scenario, world, mapping_dtype, self.depth, states)
         self.forward = Forward(
-            scenario, world, self.checks, faults, states, seed=seed, mapping_dtype=mapping_dtype
+            scenario,
+            self.true_schedule,
+            world,
+            self.checks,
+            faults,
+            states,
+            seed=seed,
+            mapping_dtype=mapping_dtype,
         )
         self.oracle = BufferOracle(
             scenario, self.true_schedule, pp_size=world.pp_size, pp_rank=world.pp_rank
@@ -91,7 +98,9 @@ class RankRunner:
             self.world.start_step(step.index)
             if self.faults.take("slow", step.index):
                 self.world.delay = SLOW_WAIT
-            self.world.relay_channel.skip = self.faults.take("skip-broadcast", step.index)
+            self.world.relay_channel.skips = partial(
+                self.faults.during, "skip-broadcast", step.index
+            )
             truth = self.true_schedule[min(step.index, len(self.true_schedule) - 1)]
             try:
                 self._run_step(step, iter(self.oracle.step(truth)))
@@ -138,6 +147,8 @@ class RankRunner:
         )  # fmt: skip
         self._snapshot(expected)
         self.calls.state("forward", step.index, lambda: None)  # faults that hit here
+        if self.config.num_speculative_tokens and hasattr(self.slots, "draft_tokens"):
+            self.forward.check_drafts(step, self.slots.draft_tokens, tensors)
         x = self.forward.run(step, batch, tensors, self.slots, self.guard.buffer)
         if self.forward.mismatch:  # the ledger tells; nothing more is posted
             self.calls.failed = self.calls.relay_failed = True
@@ -214,9 +225,11 @@ class RankRunner:
             "postprocess_state", step.index, self.state.postprocess_state,
             batch.idx_mapping, num_sampled, self.slots.num_computed_tokens,
         )  # fmt: skip
-        if hasattr(self.relay, "broadcast_drafts") and self.config.num_speculative_tokens:
+        if self.config.num_speculative_tokens and hasattr(self.slots, "draft_tokens"):
             drafts = to_device(self.forward.next_drafts(step), self.world.device)
-            self.calls.relay("relay", step.index, self.relay.broadcast_drafts, drafts, batch)
+            self.slots.draft_tokens[tensors.slot] = drafts  # this rank's own drafter
+            if hasattr(self.relay, "broadcast_drafts"):
+                self.calls.relay("relay", step.index, self.relay.broadcast_drafts, drafts, batch)
 
     def _receive(self, step: Step, batch: InputBatch) -> None:
         """Every other rank: post the receives, move on, neutral counts for prefill chunks."""
@@ -241,6 +254,11 @@ class RankRunner:
             wrong = find_disagreement(ledgers, [likely for _, likely in pipeline])
         if wrong is not None and self.world.pp_rank in wrong.odd:
             self.checks.add("divergence", step.index, "relay", wrong.message)
+        if wrong is None and self.forward.mismatch:
+            self.checks.add(
+                "divergence", step.index, "forward",
+                "the stage before built a batch with another number of tokens",
+            )  # fmt: skip
         settled = all(self.world.gather(self.world.relay_channel.settle(ledgers)))
         if settled:
             self.world.relay_channel.finish()

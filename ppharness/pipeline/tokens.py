@@ -166,6 +166,19 @@ class TokenJudge:
                     req_id=row.req_id, slot=row.slot, expected=row.num_sampled, actual=got,
                 )  # fmt: skip
 
+    def drafts(self, held: np.ndarray, step: Step, want: list[list[int]]) -> None:
+        """``[num_reqs, K]`` draft tokens that this rank holds for a verify step."""
+        for row, got, proposed in zip(step.rows, held.tolist(), want, strict=True):
+            self.checks.num_checks += len(proposed)
+            if not row.filtered and got[: len(proposed)] != proposed:
+                self.checks.add(
+                    "divergence", step.index, "forward",
+                    f"request {row.req_id} verifies the drafts {got[: len(proposed)]} here, "
+                    f"the last rank proposed {proposed}",
+                    req_id=row.req_id, slot=row.slot,
+                    expected=proposed[0], actual=got[0],
+                )  # fmt: skip
+
     def sampled_by_reference(self, row: Row) -> list[int]:
         """``[num_sampled]`` tokens that a row must yield."""
         end = row.num_computed_tokens + row.num_scheduled_tokens - row.num_draft_tokens

@@ -14,7 +14,9 @@ import time
 from dataclasses import dataclass
 
 _ROW = struct.Struct("<qqd32s160s")  # pid, step, since, phase, waiting
-_LEDGER = struct.Struct("<qqq?")  # turn, tokens of the batch, posts, whether the step is done
+_TURN = struct.Struct("<q")
+_LEDGER = struct.Struct("<qq?")  # tokens of the batch, posts, whether the step is done
+_WRITING = -1
 _LEDGER_AT = 224
 _ROW_BYTES = 256
 _NO_STEP = -1
@@ -82,15 +84,26 @@ class Board:
         )  # fmt: skip
 
     def write_progress(self, rank: int, progress: Progress) -> None:
-        """Says what this rank has built and posted."""
-        _LEDGER.pack_into(
-            self._memory, rank * _ROW_BYTES + _LEDGER_AT,
-            progress.turn, progress.num_tokens, progress.num_posted, progress.done,
-        )  # fmt: skip
+        """Says what this rank has built and posted.
 
-    def read_progress(self, rank: int) -> Progress:
-        """What a rank of this host has built and posted."""
-        return Progress(*_LEDGER.unpack_from(self._memory, rank * _ROW_BYTES + _LEDGER_AT))
+        Another process may read at any moment, so the turn is taken away first and
+        written last.
+        """
+        place = rank * _ROW_BYTES + _LEDGER_AT
+        _TURN.pack_into(self._memory, place, _WRITING)
+        _LEDGER.pack_into(
+            self._memory, place + _TURN.size,
+            progress.num_tokens, progress.num_posted, progress.done,
+        )  # fmt: skip
+        _TURN.pack_into(self._memory, place, progress.turn)
+
+    def read_progress(self, rank: int) -> Progress | None:
+        """What a rank of this host has built and posted, None while it writes."""
+        place = rank * _ROW_BYTES + _LEDGER_AT
+        (before,) = _TURN.unpack_from(self._memory, place)
+        rest = _LEDGER.unpack_from(self._memory, place + _TURN.size)
+        (after,) = _TURN.unpack_from(self._memory, place)
+        return None if before != after or before == _WRITING else Progress(before, *rest)
 
     def read(self, rank: int) -> Position | None:
         """Where a rank was last seen, None when it has not been here."""

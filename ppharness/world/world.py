@@ -136,11 +136,10 @@ class World:
         self._scenario += 1
 
     def start_step(self, step: int) -> None:
-        """A new step: ledger and channel start afresh."""
+        """A new step: the ledger starts afresh."""
         self.turn = (self._scenario << 24) + step
         self.ledger.start(step)
         self._num_tokens = 0
-        self.relay_channel.start_step()
 
     def note_batch(self, batch: str, num_tokens: int) -> None:
         """Writes down the batch that this rank is about to run."""
@@ -175,7 +174,7 @@ class World:
         self._say(f"{what} {self.layout.label(rank)}")
         while time.monotonic() < deadline:
             seen = self.board.read_progress(rank)
-            if seen.turn == self.turn and enough(seen):
+            if seen is not None and seen.turn == self.turn and enough(seen):
                 self._say("")
                 return seen
             time.sleep(_SPIN)

@@ -1,0 +1,105 @@
+"""``ppharness matrix``: scenarios x targets, each target in a process of its own.
+
+Two releases of an engine never meet in one process; what a release imports, patches
+or breaks stays with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .report.files import ReportFiles, write_atomically
+from .report.matrix import matrix_markdown, matrix_text
+
+SCHEMA = "ppharness.matrix/1"
+
+
+def run_matrix(options: argparse.Namespace, names: Sequence[str], files: ReportFiles) -> int:
+    """Runs the scenarios on every target; returns the highest exit code.
+
+    Args:
+        names: what the command line named, passed on as it is.
+    """
+    columns = []
+    for number, target in enumerate(options.target, start=1):
+        sys.stderr.write(f"[{number}/{len(options.target)}] {target} ...")
+        sys.stderr.flush()
+        column = _run_target(options, target, names)
+        columns.append(column)
+        sys.stderr.write(f" {column['outcome']} ({column['seconds']:.1f} s)\n")
+        if column["exit_code"] == 130:
+            break
+    matrix = {"schema": SCHEMA, "version": __version__, "nproc": options.nproc, "columns": columns}
+    print(matrix_text(matrix), flush=True)
+    code = max(int(column["exit_code"]) for column in columns)
+    for path, text in (
+        (files.json, json.dumps(matrix, indent=1) + "\n"),
+        (files.markdown, matrix_markdown(matrix, command_line(options, names))),
+    ):
+        try:
+            if path is not None:
+                write_atomically(path, text)
+        except OSError as error:
+            sys.stderr.write(f"ppharness: error: {path}: {error.strerror}\n")
+            code = max(code, 2)
+    return code
+
+
+def command_line(options: argparse.Namespace, names: Sequence[str]) -> str:
+    """The command that makes this matrix again."""
+    targets = " ".join(f"--target {t}" for t in options.target)
+    chosen = f" -k '{options.expression}'" if options.expression else ""
+    named = "".join(f" {name}" for name in names)
+    return f"ppharness matrix --nproc {options.nproc}{chosen} {targets}{named}"
+
+
+def _run_target(options: argparse.Namespace, target: str, names: Sequence[str]) -> dict[str, Any]:
+    started = time.monotonic()
+    folder = tempfile.mkdtemp(prefix="ppharness-matrix-")
+    try:
+        column = _column(options, target, names, Path(folder) / "result.json")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return column | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def _column(
+    options: argparse.Namespace, target: str, names: Sequence[str], file: Path
+) -> dict[str, Any]:
+    command = [
+        sys.executable, "-m", "ppharness", "run", "-q",
+        "--nproc", str(options.nproc), "--target", target, "--device", options.device,
+        "--seed", str(options.seed), "--timeout", str(options.timeout), "--tp", str(options.tp),
+        "--json", str(file),
+    ]  # fmt: skip
+    command += ["-k", options.expression] if options.expression else []
+    command += ["-x"] if options.stop_at_first else []
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    process = subprocess.Popen(
+        [*command, *names],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment,
+        errors="replace",
+    )  # fmt: skip
+    try:
+        _, said = process.communicate()
+    except KeyboardInterrupt:
+        _, said = process.communicate()
+    column: dict[str, Any] = {"target": target, "exit_code": process.returncode, "error": None}
+    try:
+        result = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        errors = [line for line in said.splitlines() if "error:" in line] or said.splitlines()[-3:]
+        result = {"outcome": "error", "scenarios": []}
+        column["error"] = "\n".join(errors)
+    return column | {"outcome": result["outcome"], "result": result}
