@@ -14,8 +14,8 @@ TARGETS = ["Masks", "RowLoop", "ProgramPerRow", "ResetsOnRemove", "Lazy", "NewBu
 @pytest.mark.parametrize("name", TARGETS)
 def test_passes_every_scenario(run_world: Callable[..., Run], name: str, nproc: int) -> None:
     run = run_world(target=target(f"right.py:{name}"), nproc=nproc)
+    assert run.code == 0, run.stdout + run.stderr
     assert not run.findings()
-    assert run.code == 0, run.stdout
     outcomes = set(run.outcomes().values())
     assert "passed" in outcomes and outcomes <= {"passed", "skipped"}
     for scenario in run.scenarios:

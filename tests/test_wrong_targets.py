@@ -298,11 +298,11 @@ RELAY = [
 ]  # fmt: skip
 ALIGN = [
     Wrong("NoResetAtCrossing", CROSSING, "mismatch", ALL, 6, "at_use", 3, 1, 3),
-    # Wrong state, right counts: seen in the tokens of the next step, where they come out.
-    Wrong("NoBiasAtCrossing", CROSSING, "divergence", LAST, 6, "relay", 3),
-    Wrong("ReadsWhatItWrote", BOUNDARY, "divergence", LAST, 6, "relay", 3),
+    # Wrong state, right counts: every stage puts out wrong hidden values in the next step.
+    Wrong("NoBiasAtCrossing", CROSSING, "divergence", ALL, 6, "forward", 3),
+    Wrong("ReadsWhatItWrote", BOUNDARY, "divergence", ALL, 6, "forward", 3),
     # Step 6 moves on to block 1 and takes the state from 2 tokens too far.
-    Wrong("NoResetAtBoundary", BOUNDARY, "divergence", LAST, 6, "relay", 3),
+    Wrong("NoResetAtBoundary", BOUNDARY, "divergence", ALL, 6, "forward", 3),
     Wrong("ExactNoResetAtBoundary", BOUNDARY, "mismatch", LAST, 3, "postprocess_state", 3, 1, 3),
 ]  # fmt: skip
 

@@ -215,9 +215,9 @@ class OnePacketRelay(BuiltinTokenRelay):
         kept = [slot if slot >= 0 and self.freed_at[slot] <= step else -1 for slot in slots]
         if max(kept) < 0:
             return None
-        counts = packet[:, :2].to(torch.int32)
+        counts = packet[:, :2].T.to(torch.int32).contiguous()
         mapping = torch.tensor(kept, dtype=self.mapping_dtype)
-        return SampledOutputs(packet[:, 2:].contiguous(), counts[:, 0], counts[:, 1], mapping)
+        return SampledOutputs(packet[:, 2:].contiguous(), counts[0], counts[1], mapping)
 
 
 class Masks(BuiltinTarget):
