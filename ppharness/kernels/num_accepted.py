@@ -12,6 +12,7 @@ import triton.language as tl
 
 INTERPRETED = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else False
 _ROWS_PER_PROGRAM = 256  # on a GPU
+_FEW_ROWS, _MANY_ROWS = 32, 256  # fill and scatter on a GPU
 _MAX_ROWS_PER_PROGRAM = 65_536  # under the interpreter a program instance costs about 0.3 ms
 
 
@@ -49,6 +50,13 @@ def rows_per_program(num_reqs: int) -> int:
     return _ROWS_PER_PROGRAM
 
 
+def launch_shape(num_reqs: int) -> tuple[int, int]:
+    """Rows a program and warps a program: small programs hide the latency of the mapping."""
+    if INTERPRETED:
+        return rows_per_program(num_reqs), 4
+    return (_FEW_ROWS, 1) if num_reqs <= 1024 else (_MANY_ROWS, 4)
+
+
 def fill_num_accepted(
     idx_mapping: torch.Tensor, num_accepted: torch.Tensor, num_sampled: int
 ) -> None:
@@ -61,9 +69,9 @@ def fill_num_accepted(
     """
     num_reqs = idx_mapping.shape[0]
     if num_reqs:
-        rows = rows_per_program(num_reqs)
+        rows, warps = launch_shape(num_reqs)
         _fill_num_accepted_kernel[(-(-num_reqs // rows),)](
-            idx_mapping, num_accepted, max(num_sampled, 1), num_reqs, ROWS=rows
+            idx_mapping, num_accepted, max(num_sampled, 1), num_reqs, ROWS=rows, num_warps=warps
         )
 
 
@@ -79,7 +87,7 @@ def scatter_num_accepted(
     """
     num_reqs = idx_mapping.shape[0]
     if num_reqs:
-        rows = rows_per_program(num_reqs)
+        rows, warps = launch_shape(num_reqs)
         _scatter_num_accepted_kernel[(-(-num_reqs // rows),)](
-            idx_mapping, num_sampled, num_accepted, num_reqs, ROWS=rows
+            idx_mapping, num_sampled, num_accepted, num_reqs, ROWS=rows, num_warps=warps
         )

@@ -39,6 +39,7 @@ def plan_device(requested: str) -> DevicePlan:
     num_gpus = 0
     if requested != "cpu":
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each rank warns of its transfers
         import torch
 
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -6,6 +6,7 @@ communicators still cannot be made, CUDA tensors go through the host over gloo.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from dataclasses import replace
@@ -67,9 +68,9 @@ def warm_up(
     try:
         if place > 0:
             came = torch.empty_like(probe)
-            dist.irecv(came, pipeline[place - 1], hidden).wait()
+            _wait(dist.irecv(came, pipeline[place - 1], hidden))
         if place < len(pipeline) - 1:
-            dist.isend(probe, pipeline[place + 1], hidden).wait()
+            _wait(dist.isend(probe, pipeline[place + 1], hidden))
         told = probe.clone()
         if len(pipeline) > 1:
             dist.broadcast(told, last, relay)
@@ -78,6 +79,20 @@ def warm_up(
     except RuntimeError as error:
         return first_line(error)
     return ""
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+def abort(holder: Any, plan: DevicePlan) -> None:
+    """Ends the transfers of a group that will never be matched, on the device too."""
+    group = getattr(holder, "group", holder)
+    if group is None or plan.backend != "nccl" or not isinstance(group, dist.ProcessGroup):
+        return
+    with contextlib.suppress(RuntimeError, AttributeError, ValueError):
+        group._get_backend(torch.device("cuda")).abort()
 
 
 def first_line(error: BaseException) -> str:

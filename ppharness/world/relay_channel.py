@@ -37,6 +37,7 @@ class RelayChannel:
         dtype = str(tensor.dtype).removeprefix("torch.")
         ledger.posts.append(Post(what, dtype, tuple(tensor.shape)))
         world.post_progress()
+        world.perturbation.on_broadcast()
         work = gpu_sharing.broadcast(tensor, self.last_rank, self.group, by_host=world.by_host)
         source = world.layout.label(self.last_rank)
         text = f"{what} of step {step} from {source}"
@@ -104,3 +105,6 @@ class PendingBroadcast:
             raise NotPosted(self._what, timed_out=False, detail="it was never posted")
         world.wait(self._work, self._what)
         self.done = True
+        if not waits:  # the stream waits: to keep the memory until then is up to the target
+            self._work = self._tensor = None  # type: ignore[assignment]
+            world.perturbation.on_broadcast()

@@ -21,6 +21,7 @@ from .device import DevicePlan
 from .errors import TransportError, is_device_fault
 from .layout import Layout
 from .ledger import Ledger
+from .perturb import Perturbation
 from .relay_channel import RelayChannel
 
 _SPIN = 0.0002  # seconds between looks at the board
@@ -65,6 +66,7 @@ class World:
             self.device = torch.device("cuda", layout.local_rank % plan.num_gpus)
             gpu_sharing.prepare_nccl(plan, layout)
             torch.cuda.set_device(self.device)
+        self.perturbation = Perturbation(perturb, layout.rank, self.device)
         self.step: int | None = None
         self._phase = "start-up"
         self._num_tokens = 0
@@ -115,6 +117,8 @@ class World:
         limit = timedelta(seconds=self.timeout)
         if self.plan.backend == "nccl":  # its waits are the device's; see `Watch`
             limit = timedelta(seconds=2 * self.timeout + 30)
+        gpu_sharing.abort(getattr(self, "hidden_group", None), self.plan)
+        gpu_sharing.abort(getattr(self, "relay_channel", None), self.plan)
         for tp_rank in range(self.tp_size):
             column = self.layout.column(tp_rank)
             hidden = dist.new_group(column, backend=self.plan.backend, timeout=limit)
@@ -128,6 +132,7 @@ class World:
         """Says where this rank is, for whoever has to explain a hang."""
         self.step, self._phase = step, phase
         self.board.write(self.rank, step, phase)
+        self.perturbation.on_main(phase)
         if self.on_move is not None:
             self.on_move(step, phase)
 

@@ -8,9 +8,21 @@ driven here gives such a view to anything but a kernel.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import Any
 
 import torch
+
+
+def install_extensions() -> None:
+    """Before the release's platform for CUDA is imported: it imports the extensions.
+
+    A cached release holds none of them; they only register operators, none of which is
+    driven here.
+    """
+    for name in ("vllm._C", "vllm._C_stable_libtorch"):
+        sys.modules.setdefault(name, ModuleType(name))
 
 
 def install() -> None:
