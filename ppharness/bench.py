@@ -86,17 +86,22 @@ def calls_of(rows: int, vllm: Any) -> dict[str, Callable[[], object]]:
     mapping[::10] = -1
     counts = torch.randint(0, 5, (rows,), device="cuda", dtype=torch.int32)
     buffer = torch.ones(rows, dtype=torch.int32, device="cuda")
-    safe = torch.randperm(rows, device="cuda").to(torch.int32)  # torch's way knows no -1
+    roomy = torch.ones(rows + 1, dtype=torch.int32, device="cuda")  # a spare row for -1
+
+    def slots() -> torch.Tensor:
+        wide = mapping.to(torch.int64)
+        return torch.where(wide < 0, rows, wide)
+
     calls: dict[str, Callable[[], object]] = {
         "empty kernel": lambda: bare.empty(mapping),
         "fill": lambda: fill_num_accepted(mapping, buffer, 0),
         "fill, bare launch": lambda: bare.bare_fill(mapping, buffer, rows),
         "fill, a program a row": lambda: bare.fill_by_row(mapping, buffer),
-        "fill, torch": lambda: buffer.index_fill_(0, safe.to(torch.int64), 1),
+        "fill, torch": lambda: roomy.index_fill_(0, slots(), 1),
         "scatter": lambda: scatter_num_accepted(mapping, buffer, counts),
         "scatter, bare launch": lambda: bare.bare_scatter(mapping, buffer, counts, rows),
         "scatter, a program a row": lambda: bare.scatter_by_row(mapping, buffer, counts),
-        "scatter, torch": lambda: buffer.index_copy_(0, safe.to(torch.int64), counts.clamp(min=1)),
+        "scatter, torch": lambda: roomy.index_copy_(0, slots(), counts.clamp(min=1)),
     }
     if vllm is not None:
         wide = mapping.to(vllm.mapping_dtype)

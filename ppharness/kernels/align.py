@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .num_accepted import rows_per_program
+from .num_accepted import one_program, rows_per_program
 
 
 class Recurrent(Protocol):
@@ -74,8 +74,11 @@ def _preprocess_align_kernel(
     WINDOW: tl.constexpr,
     WINDOW_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    ONE_PROGRAM: tl.constexpr = False,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.arange(0, ROWS)
+    if not ONE_PROGRAM:
+        row += tl.program_id(0) * ROWS
     in_batch = row < num_reqs
     slot = tl.load(idx_mapping_ptr + row, mask=in_batch, other=-1).to(tl.int64)
     valid = slot >= 0
@@ -86,12 +89,13 @@ def _preprocess_align_kernel(
     src = tl.load(state_idx_ptr + slot, mask=valid, other=-1)
     dst = (computed + (end - start) + BLOCK_SIZE - 1) // BLOCK_SIZE - 1
     moves = valid & (src >= 0) & (src != dst)
-    _copy_state(
-        block_table_ptr, table_stride, conv_ptr, conv_stride, temporal_ptr,
-        slot, src, dst, tl.maximum(accepted - 1, 0), moves, WINDOW, WINDOW_BLOCK,
-    )  # fmt: skip
     tl.store(state_idx_ptr + slot, dst, mask=valid)
-    tl.store(num_accepted_ptr + slot, 1, mask=moves)
+    if tl.max(moves.to(tl.int32), axis=0) > 0:
+        _copy_state(
+            block_table_ptr, table_stride, conv_ptr, conv_stride, temporal_ptr,
+            slot, src, dst, tl.maximum(accepted - 1, 0), moves, WINDOW, WINDOW_BLOCK,
+        )  # fmt: skip
+        tl.store(num_accepted_ptr + slot, 1, mask=moves)
 
 
 @triton.jit(do_not_specialize=["num_reqs"])
@@ -106,8 +110,11 @@ def _postprocess_align_kernel(
     WINDOW: tl.constexpr,
     WINDOW_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    ONE_PROGRAM: tl.constexpr = False,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.arange(0, ROWS)
+    if not ONE_PROGRAM:
+        row += tl.program_id(0) * ROWS
     slot = tl.load(idx_mapping_ptr + row, mask=row < num_reqs, other=-1).to(tl.int64)
     valid = slot >= 0
     computed = tl.load(num_computed_ptr + slot, mask=valid, other=0)
@@ -116,12 +123,13 @@ def _postprocess_align_kernel(
     first = computed - accepted + 1  # tokens after the step's first one
     aligned = computed // BLOCK_SIZE * BLOCK_SIZE
     moves = valid & (aligned >= first) & (aligned > 0) & (running >= 0)
-    dst = aligned // BLOCK_SIZE - 1
-    _copy_state(
-        block_table_ptr, table_stride, conv_ptr, conv_stride, temporal_ptr,
-        slot, running, dst, aligned - first, moves, WINDOW, WINDOW_BLOCK,
-    )  # fmt: skip
-    tl.store(num_accepted_ptr + slot, 1, mask=moves & (dst == running))
+    if tl.max(moves.to(tl.int32), axis=0) > 0:
+        dst = aligned // BLOCK_SIZE - 1
+        _copy_state(
+            block_table_ptr, table_stride, conv_ptr, conv_stride, temporal_ptr,
+            slot, running, dst, aligned - first, moves, WINDOW, WINDOW_BLOCK,
+        )  # fmt: skip
+        tl.store(num_accepted_ptr + slot, 1, mask=moves & (dst == running))
 
 
 def preprocess_align(
@@ -149,6 +157,7 @@ def preprocess_align(
         states.conv, states.conv.stride(0), states.temporal, num_reqs,
         BLOCK_SIZE=states.block_size, WINDOW=states.window,
         WINDOW_BLOCK=triton.next_power_of_2(states.window), ROWS=rows,
+        ONE_PROGRAM=one_program(num_reqs, rows),
     )  # fmt: skip
 
 
@@ -176,4 +185,5 @@ def postprocess_align(
         states.conv, states.conv.stride(0), states.temporal, num_reqs,
         BLOCK_SIZE=states.block_size, WINDOW=states.window,
         WINDOW_BLOCK=triton.next_power_of_2(states.window), ROWS=rows,
+        ONE_PROGRAM=one_program(num_reqs, rows),
     )  # fmt: skip

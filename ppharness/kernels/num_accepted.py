@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 
 INTERPRETED = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else False
-_ROWS_PER_PROGRAM = 256  # on a GPU
-_FEW_ROWS, _MANY_ROWS = 32, 256  # fill and scatter on a GPU
+_ROWS_PER_PROGRAM = 128  # on a GPU: small enough to spread the latency of the stores
 _MAX_ROWS_PER_PROGRAM = 65_536  # under the interpreter a program instance costs about 0.3 ms
 
 
@@ -23,8 +22,11 @@ def _fill_num_accepted_kernel(
     num_sampled,
     num_reqs,
     ROWS: tl.constexpr,
+    ONE_PROGRAM: tl.constexpr = False,  # under the interpreter each operation costs 0.1 ms
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.arange(0, ROWS)
+    if not ONE_PROGRAM:
+        row += tl.program_id(0) * ROWS
     slot = tl.load(idx_mapping_ptr + row, mask=row < num_reqs, other=-1)
     tl.store(num_accepted_ptr + slot, num_sampled, mask=slot >= 0)
 
@@ -36,8 +38,11 @@ def _scatter_num_accepted_kernel(
     num_accepted_ptr,  # [max_num_reqs]
     num_reqs,
     ROWS: tl.constexpr,
+    ONE_PROGRAM: tl.constexpr = False,  # under the interpreter each operation costs 0.1 ms
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.arange(0, ROWS)
+    if not ONE_PROGRAM:
+        row += tl.program_id(0) * ROWS
     slot = tl.load(idx_mapping_ptr + row, mask=row < num_reqs, other=-1)
     count = tl.load(num_sampled_ptr + row, mask=row < num_reqs, other=0)
     tl.store(num_accepted_ptr + slot, tl.maximum(count, 1), mask=slot >= 0)
@@ -50,11 +55,9 @@ def rows_per_program(num_reqs: int) -> int:
     return _ROWS_PER_PROGRAM
 
 
-def launch_shape(num_reqs: int) -> tuple[int, int]:
-    """Rows a program and warps a program: small programs hide the latency of the mapping."""
-    if INTERPRETED:
-        return rows_per_program(num_reqs), 4
-    return (_FEW_ROWS, 1) if num_reqs <= 1024 else (_MANY_ROWS, 4)
+def one_program(num_reqs: int, rows: int) -> bool:
+    """Whether to run the kernels' form for a grid of one, which the interpreter runs faster."""
+    return INTERPRETED and num_reqs <= rows
 
 
 def fill_num_accepted(
@@ -69,9 +72,14 @@ def fill_num_accepted(
     """
     num_reqs = idx_mapping.shape[0]
     if num_reqs:
-        rows, warps = launch_shape(num_reqs)
+        rows = rows_per_program(num_reqs)
         _fill_num_accepted_kernel[(-(-num_reqs // rows),)](
-            idx_mapping, num_accepted, max(num_sampled, 1), num_reqs, ROWS=rows, num_warps=warps
+            idx_mapping,
+            num_accepted,
+            max(num_sampled, 1),
+            num_reqs,
+            ROWS=rows,
+            ONE_PROGRAM=one_program(num_reqs, rows),
         )
 
 
@@ -87,7 +95,12 @@ def scatter_num_accepted(
     """
     num_reqs = idx_mapping.shape[0]
     if num_reqs:
-        rows, warps = launch_shape(num_reqs)
+        rows = rows_per_program(num_reqs)
         _scatter_num_accepted_kernel[(-(-num_reqs // rows),)](
-            idx_mapping, num_sampled, num_accepted, num_reqs, ROWS=rows, num_warps=warps
+            idx_mapping,
+            num_sampled,
+            num_accepted,
+            num_reqs,
+            ROWS=rows,
+            ONE_PROGRAM=one_program(num_reqs, rows),
         )

@@ -23,6 +23,19 @@ def install_extensions() -> None:
     """
     for name in ("vllm._C", "vllm._C_stable_libtorch"):
         sys.modules.setdefault(name, ModuleType(name))
+    for name in ("vllm.vllm_flash_attn", "vllm.vllm_flash_attn.flash_attn_interface"):
+        sys.modules.setdefault(name, _Absent(name))
+
+
+class _Absent(ModuleType):
+    """A module around an extension that is not there: all it offers is refused or does nothing."""
+
+    FA2_AVAILABLE = FA3_AVAILABLE = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: False
 
 
 def install() -> None:
