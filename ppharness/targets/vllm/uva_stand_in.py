@@ -14,6 +14,15 @@ from typing import Any
 
 import torch
 
+# What kernels the extensions have for this GPU: none.
+_ASKED_AT_IMPORT = (
+    "cutlass_scaled_mm_supports_fp8",
+    "cutlass_scaled_mm_supports_block_fp8",
+    "cutlass_scaled_mm_supports_fp4",
+    "cutlass_group_gemm_supported",
+    "cutlass_sparse_scaled_mm_supported",
+)
+
 
 def install_extensions() -> None:
     """Before the release's platform for CUDA is imported: it imports the extensions.
@@ -25,6 +34,9 @@ def install_extensions() -> None:
         sys.modules.setdefault(name, ModuleType(name))
     for name in ("vllm.vllm_flash_attn", "vllm.vllm_flash_attn.flash_attn_interface"):
         sys.modules.setdefault(name, _Absent(name))
+    for name in _ASKED_AT_IMPORT:
+        if not hasattr(torch.ops._C, name):
+            setattr(torch.ops._C, name, lambda *args: False)
 
 
 class _Absent(ModuleType):
