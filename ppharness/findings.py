@@ -21,6 +21,7 @@ Phase = Literal[
     "drain",
 ]
 Outcome = Literal["passed", "failed", "crashed", "hung", "skipped"]
+NOT_RUN = "not run: the world was lost"  # how the reason of a scenario begins that did not run
 PHASES: tuple[Phase, ...] = (
     "apply_sampled",
     "free",

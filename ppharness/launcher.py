@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .cli import reproduce_command, run_options, show_and_write
-from .findings import Finding, RankReport, RunReport, ScenarioReport
+from .findings import NOT_RUN, Finding, RankReport, RunReport, ScenarioReport
 from .injection import parse_injection
 from .report.files import ReportFiles
 from .report.progress import RunProgress
@@ -23,8 +23,6 @@ from .world.errors import WorldError
 if TYPE_CHECKING:
     from .session import RunOptions
 
-_LOST = "not run: the world was lost"
-
 
 def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: ReportFiles) -> int:
     """Runs all scenarios, in a fresh world after each hang or loss; returns the exit code."""
@@ -33,6 +31,7 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
             f"--tp {options.tp}: found {options.nproc} ranks, allowed: a multiple of {options.tp}"
         )
     plan = plan_device(options.device)
+    from .kernels.num_accepted import warm_up
     from .rank import RankProcess, hand_over  # noqa: F401  torch and triton, before the fork
     from .targets.loading import load_target
 
@@ -41,6 +40,7 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
         parse_injection(text, world_size=options.nproc, tp_size=options.tp)
     if plan.kind == "cpu":
         run = replace(run, judge_each_step=True)
+        warm_up()
         load_target(run.target)  # bad ones are refused here; what it imports is forked
     report: RunReport | None = None
     remaining = list(scenarios)
@@ -51,7 +51,7 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
             return part
         report = _merge(report, part)
         run = replace(run, injections=tuple(report.missed))  # each strikes once
-        done = {s.name for s in part.scenarios if not (s.reason or "").startswith(_LOST)}
+        done = {s.name for s in part.scenarios if not (s.reason or "").startswith(NOT_RUN)}
         left = [s for s in remaining if s.name not in done]
         stopped = options.stop_at_first and report.exit_code != 0
         if not left or interrupted or stopped or len(left) == len(remaining):
@@ -183,5 +183,5 @@ def _nobody_reported(
     from .rank import bare_report
 
     report = bare_report(run, plan, options.nproc, options.nproc)
-    report.scenarios = [lost] + [not_run(s, options.nproc, label, _LOST) for s in rest]
+    report.scenarios = [lost] + [not_run(s, options.nproc, label, NOT_RUN) for s in rest]
     return report

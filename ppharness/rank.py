@@ -12,19 +12,21 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from .findings import Finding, RankReport, RunReport, ScenarioReport
+from .findings import PHASES, Finding, RunReport, ScenarioReport
 from .injection import parse_injection
 from .pipeline.faults import Faults
-from .session import RunOptions, new_report, not_run, rows_per_step, run_scenario
+from .pipeline.target_calls import describe_exception
+from .restarts import Restarts, troubled_scenario
+from .session import RunOptions, new_report, not_run, run_scenario
 from .targets.loading import TargetError, load_target
-from .trouble import Note, exchange, restore_finding, take_turn, verdict
+from .trouble import Note, exchange, take_turn
 from .world.board import Board
 from .world.device import DevicePlan
 from .world.errors import TransportError
@@ -56,6 +58,11 @@ class RankProcess:
         self._concluded = threading.Lock()
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.store = _connect_store(f"ppharness/{os.environ.get('PPHARNESS_WORLD', '0')}/{attempt}")
+        self.restarts = Restarts()
+        done = self.restarts.names_done()
+        if done:  # the rest of a run whose world was lost
+            rest = tuple(s for s in options.scenarios if s.name not in done)
+            self.options = replace(options, scenarios=rest)
         self.watch = Watch(
             self.store,
             self.layout.rank,
@@ -80,21 +87,35 @@ class RankProcess:
         except TargetError as error:
             self._refuse(str(error))
         except BaseException as error:
-            sys.stderr.write(f"{self.label}: {traceback.format_exc()}")
+            self._raised(error)
             self.conclude(f"{type(error).__name__}: {error}", error)
         self._leave(code)
 
+    def _raised(self, error: BaseException) -> None:
+        """What no guard around the target caught: a target's property, or a fault of ours."""
+        seen = self.board.read(self.layout.rank) if self.board else None
+        phase = seen.phase if seen and seen.phase in PHASES else None
+        self.partial.append(
+            Finding(
+                kind="exception",
+                rank=self.layout.rank,
+                label=self.label,
+                step=seen.step if seen else None,
+                phase=phase,
+                message=f"{type(error).__name__}: {error}",
+                exception=describe_exception(error),
+            )
+        )
+
     def _join(self) -> None:
-        rank, size = self.layout.local_rank, self.layout.local_world_size
         node = f"board/{os.environ.get('GROUP_RANK', '0')}"
         total = self.layout.world_size
-        if rank == 0:
+        if self.layout.local_rank == 0:
             self.board, path = Board.create(total)
             self.store.set(node, path)
         else:
             self._wait_for_key(node)
             self.board = Board.open(self.store.get(node).decode(), total)
-        del size
         self.board.write(self.layout.rank, None, "start-up")
         self.watch.board = self.board
         self.world = World(
@@ -121,7 +142,8 @@ class RankProcess:
         self.report = new_report(options, target, world)
         self.report.notes += [n for n in [world.plan.note] if n]
         self.report.notes += list(getattr(target, "warnings", ()))
-        mine = [i for i in self.injections if i.rank == world.rank]
+        struck = self.restarts.earlier.injections if self.restarts.earlier else {}
+        mine = [i for i in self.injections if i.rank == world.rank and not struck.get(i.text)]
         faults = Faults(mine, lambda i: self.store.set(f"fired/{i.text}", "1"))
         reporting = world.rank == 0
         if reporting:
@@ -149,7 +171,7 @@ class RankProcess:
         if reporting:
             self.progress.stop()
             self._count_injections(self.report)
-            code = [self.publish(self.report)]
+            code = [self.publish(self.restarts.merge(self.report))]
         codes = world.gather(code)
         world.at(None, LEFT)
         self.watch.stop()
@@ -178,13 +200,20 @@ class RankProcess:
             note = self._note(why, error)
             notes = exchange(self.store, note, self.layout.world_size, self._missing)
             if take_turn(self.store, self.layout.rank, sorted(notes)):
-                code = self.publish(self._troubled_report(notes, why))
+                code = self._report_trouble(self._troubled_report(notes, why))
                 self.store.set("reported", str(code))
             elif self.store.check(["reported"]):
                 code = int(self.store.get("reported"))
         except Exception:
             sys.stderr.write(f"{self.label}: {why}; no report: {traceback.format_exc()}")
         self._leave(code)
+
+    def _report_trouble(self, report: RunReport) -> int:
+        """Now, or, where torchrun will start the ranks again, once the rest has run."""
+        if self.restarts.left and not report.interrupted and not self.options.stop_at_first:
+            self.restarts.save(report)
+            return report.exit_code
+        return self.publish(self.restarts.merge(report))
 
     def _missing(self) -> set[int]:
         return self.watch.dead_peers()
@@ -201,55 +230,31 @@ class RankProcess:
             why=why,
             stack=stack_of(error) if error else self.watch.main_stack(),
             scenario=self.current,
+            raised=error is not None and not isinstance(error, TransportError),
             findings=[asdict(f) for f in self.partial],
         )
 
     def _troubled_report(self, notes: dict[int, Note], why: str) -> RunReport:
         """The report of a run that did not come to its end."""
-        layout, options = self.layout, self.options
+        layout = self.layout
         dead = self._missing()
         for rank in range(layout.world_size):
             if rank not in notes:
                 notes[rank] = self._note_of_silent(rank, dead)
+        notes = dict(sorted(notes.items()))
         interrupted = self.watch.interrupted_at is not None and why == "interrupted"
-        findings = [restore_finding(f) for n in notes.values() for f in n.findings]
-        if not interrupted:
-            culprits = verdict(dict(sorted(notes.items())), layout.label, options.timeout)
-            findings = culprits + findings
-        number = min(max(n.scenario for n in notes.values()), len(options.scenarios) - 1)
-        scenario = options.scenarios[number]
+        number = min(max(n.scenario for n in notes.values()), len(self.options.scenarios) - 1)
+        scenario = self.options.scenarios[number]
+        ended = troubled_scenario(scenario, notes, layout, self.options.seed, interrupted)
         if len(self.finished) <= number:
-            guilty = {f.rank: f for f in findings}
-            outcome = "hung" if not interrupted else "skipped"
-            self.finished.append(
-                ScenarioReport(
-                    name=scenario.name,
-                    file=scenario.file,
-                    outcome=outcome,  # type: ignore[arg-type]
-                    reason="interrupted" if interrupted else None,
-                    seed=options.seed,
-                    steps=max((n.step or 0) for n in notes.values()) + 1,
-                    source=scenario.source,
-                    findings=findings,
-                    rows_per_step=rows_per_step(scenario, layout.pp_size),
-                    ranks=[
-                        RankReport(
-                            rank=n.rank,
-                            label=n.label,
-                            outcome=_rank_outcome(guilty.get(n.rank)),  # type: ignore[arg-type]
-                            last_position=n.position,
-                        )
-                        for n in sorted(notes.values(), key=lambda n: n.rank)
-                    ],
-                )
-            )
+            self.finished.append(ended)
         else:  # after the last scenario: the fault belongs to it all the same
-            self.finished[-1].findings += findings
-            self.finished[-1].outcome = "hung"
+            self.finished[-1].findings += ended.findings
+            self.finished[-1].outcome = ended.outcome
         reason = "interrupted" if interrupted else f"the world was lost in {scenario.name}"
         self._skip_rest(number + 1, f"not run: {reason}")
         report = self.report or bare_report(
-            options, self.plan, layout.world_size, layout.local_world_size
+            self.options, self.plan, layout.world_size, layout.local_world_size
         )
         report.scenarios, report.interrupted = self.finished, interrupted
         self._count_injections(report)
@@ -306,12 +311,6 @@ def hand_over(report: RunReport) -> int:
 def stack_of(error: BaseException) -> str:
     """Where an error was raised, innermost frame last."""
     return "".join(traceback.format_tb(error.__traceback__)[-12:])
-
-
-def _rank_outcome(finding: Finding | None) -> str:
-    if finding is None:
-        return "passed"  # healthy, though it could not go on
-    return {"exception": "crashed", "hang": "hung", "lost_rank": "hung"}.get(finding.kind, "failed")
 
 
 def _connect_store(prefix: str) -> Any:

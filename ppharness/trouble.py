@@ -31,6 +31,7 @@ class Note:
     why: str  # why it thinks that there is trouble
     stack: str = ""
     scenario: int = 0  # index in the run
+    raised: bool = False  # an exception outside of any guard ended it
     answered: bool = True  # False: made by the reporter for a rank that did not answer
     alive: bool = True
     findings: list[dict[str, Any]] = field(default_factory=list)
@@ -79,7 +80,7 @@ def take_turn(store: Any, rank: int, candidates: list[int]) -> bool:
     return False
 
 
-def verdict(notes: dict[int, Note], labels: Callable[[int], str], timeout: float) -> list[Finding]:
+def verdict(notes: dict[int, Note], labels: Callable[[int], str]) -> list[Finding]:
     """Who is the cause.
 
     A dead rank comes first.  Then a rank whose own code does not come back while
@@ -89,6 +90,8 @@ def verdict(notes: dict[int, Note], labels: Callable[[int], str], timeout: float
     dead = [n for n in notes.values() if not n.alive]
     if dead:
         return [_finding("lost_rank", n, f"{n.label} is gone; {_last_did(n)}") for n in dead]
+    if any(n.raised for n in notes.values()):
+        return []  # the exception is a finding already
     mute = [n for n in notes.values() if not n.answered]
     if mute:
         return [_finding("hang", n, f"{n.label} does not answer; {_last_did(n)}") for n in mute]

@@ -104,3 +104,10 @@ def scatter_num_accepted(
             ROWS=rows,
             ONE_PROGRAM=one_program(num_reqs, rows),
         )
+
+
+def warm_up() -> None:
+    """Runs both kernels once on the CPU, so that forked ranks need not prepare them again."""
+    idx_mapping = torch.zeros(1, dtype=torch.int32)
+    fill_num_accepted(idx_mapping, torch.ones_like(idx_mapping), 1)
+    scatter_num_accepted(idx_mapping, torch.ones_like(idx_mapping), idx_mapping)

@@ -117,7 +117,7 @@ class HostCopy:
         return True
 
 
-def isend(tensor: torch.Tensor, to: int, group: Any, *, by_host: bool) -> Any:
+def isend(tensor: torch.Tensor, to: int, group: Any, by_host: bool) -> Any:
     """As ``dist.isend``."""
     if not by_host:
         return dist.isend(tensor, to, group)
@@ -125,7 +125,7 @@ def isend(tensor: torch.Tensor, to: int, group: Any, *, by_host: bool) -> Any:
     return HostCopy(dist.isend(host, to, group), host, None)
 
 
-def irecv(tensor: torch.Tensor, source: int, group: Any, *, by_host: bool) -> Any:
+def irecv(tensor: torch.Tensor, source: int, group: Any, by_host: bool) -> Any:
     """As ``dist.irecv``."""
     if not by_host:
         return dist.irecv(tensor, source, group)
@@ -133,7 +133,7 @@ def irecv(tensor: torch.Tensor, source: int, group: Any, *, by_host: bool) -> An
     return HostCopy(dist.irecv(host, source, group), host, tensor)
 
 
-def broadcast(tensor: torch.Tensor, source: int, group: Any, *, by_host: bool) -> Any:
+def broadcast(tensor: torch.Tensor, source: int, group: Any, by_host: bool) -> Any:
     """As ``dist.broadcast`` with ``async_op``."""
     if not by_host:
         return dist.broadcast(tensor, source, group, async_op=True)

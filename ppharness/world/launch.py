@@ -63,6 +63,7 @@ def launch_world(
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "PPHARNESS_WORLD": world_id,
+            "TORCHELASTIC_MAX_RESTARTS": "0",
             **extra_env,
         }
         for rank in range(nproc)

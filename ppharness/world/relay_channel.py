@@ -38,11 +38,13 @@ class RelayChannel:
         ledger.posts.append(Post(what, dtype, tuple(tensor.shape)))
         world.post_progress()
         world.perturbation.on_broadcast()
-        work = gpu_sharing.broadcast(tensor, self.last_rank, self.group, by_host=world.by_host)
         source = world.layout.label(self.last_rank)
         text = f"{what} of step {step} from {source}"
         if world.rank == self.last_rank:
             text = f"all ranks to take {what} of step {step}"
+        work = world.post(
+            text, gpu_sharing.broadcast, tensor, self.last_rank, self.group, world.by_host
+        )
         pending = PendingBroadcast(world, work, tensor, text, world.turn, place)
         self._pending = [p for p in self._pending if not p.done][-_KEEP:] + [pending]
         return pending

@@ -192,16 +192,17 @@ class World:
         if self._sending is not None:
             self.wait(self._sending, f"{self._peer(1)} to take hidden states")
         self._kept = hidden
-        self._sending = gpu_sharing.isend(
-            hidden, self.pipeline[self.pp_rank + 1], self.hidden_group, by_host=self.by_host
+        peer, what = self.pipeline[self.pp_rank + 1], f"{self._peer(1)} to take hidden states"
+        self._sending = self.post(
+            what, gpu_sharing.isend, hidden, peer, self.hidden_group, self.by_host
         )
 
     def recv_hidden(self, hidden: torch.Tensor) -> None:
         """From the stage before, into `hidden`."""
-        work = gpu_sharing.irecv(
-            hidden, self.pipeline[self.pp_rank - 1], self.hidden_group, by_host=self.by_host
-        )
-        self.wait(work, f"hidden states of step {self.step} from {self._peer(-1)}")
+        what = f"hidden states of step {self.step} from {self._peer(-1)}"
+        peer = self.pipeline[self.pp_rank - 1]
+        work = self.post(what, gpu_sharing.irecv, hidden, peer, self.hidden_group, self.by_host)
+        self.wait(work, what)
 
     def agree(self, failed: bool) -> Agreement:
         """All ranks learn, at the end of a step, how it went everywhere."""
@@ -210,9 +211,10 @@ class World:
         flags = torch.tensor(
             [2 if self.device_lost else int(failed), int(self.interrupted), checksum, -checksum]
         )
-        work = dist.all_reduce(flags, dist.ReduceOp.MAX, self.control, async_op=True)
+        what = f"all ranks at the end of step {self.step}"
+        work = self.post(what, dist.all_reduce, flags, dist.ReduceOp.MAX, self.control, True)
         self._agreeing = work
-        self.wait(work, f"all ranks at the end of step {self.step}")
+        self.wait(work, what)
         any_failed, interrupted, most, least = flags.tolist()
         self.interrupted = bool(interrupted)
         self.device_lost = any_failed > 1  # on one rank: it cannot go on on any
@@ -230,6 +232,23 @@ class World:
             raise self._transport_error("all ranks' results", started, error) from error
         self._say("")
         return values
+
+    def post(
+        self, what: str, operation: Callable[..., dist.Work | None], *args: Any
+    ) -> dist.Work | None:
+        """Starts a transfer.
+
+        Raises:
+            TransportError: the connection is cut off already.
+        """
+        started = time.monotonic()
+        try:
+            return operation(*args)
+        except RuntimeError as error:
+            if is_device_fault(error):
+                raise
+            self._say(what)
+            raise self._transport_error(what, started, error) from error
 
     def wait(self, work: dist.Work | None, what: str) -> None:
         """Until `work` is done, at most `timeout` seconds.

@@ -1,0 +1,105 @@
+"""A run that lost its world: the report of its scenario, and going on after a restart.
+
+Under torchrun with ``--max-restarts`` the ranks are started again; what has run so far
+is kept in the agent's store, and the next attempt runs the rest.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+
+from .findings import NOT_RUN, Finding, RankReport, RunReport, ScenarioReport
+from .scenario.model import Scenario
+from .session import rows_per_step
+from .trouble import Note, restore_finding, verdict
+from .world.layout import Layout
+
+_OUTCOMES = {"exception": "crashed", "hang": "hung", "lost_rank": "hung"}
+
+
+def troubled_scenario(
+    scenario: Scenario, notes: dict[int, Note], layout: Layout, seed: int, interrupted: bool
+) -> ScenarioReport:
+    """The report of a scenario that did not come to its end, from all ranks' notes."""
+    findings = [restore_finding(f) for n in notes.values() for f in n.findings]
+    culprits = [] if interrupted else verdict(notes, layout.label)
+    raised = any(n.raised for n in notes.values())
+    outcome = "skipped" if interrupted else "crashed" if raised and not culprits else "hung"
+    guilty: dict[int, Finding] = {f.rank: f for f in [*findings, *culprits]}
+    return ScenarioReport(
+        name=scenario.name,
+        file=scenario.file,
+        outcome=outcome,  # type: ignore[arg-type]
+        reason="interrupted" if interrupted else None,
+        seed=seed,
+        steps=max((n.step or 0) for n in notes.values()) + 1,
+        source=scenario.source,
+        findings=culprits + findings,
+        rows_per_step=rows_per_step(scenario, layout.pp_size),
+        ranks=[
+            RankReport(
+                rank=n.rank,
+                label=n.label,
+                # A healthy rank that could not go on counts as passed.
+                outcome=_OUTCOMES.get(guilty[n.rank].kind, "failed")  # type: ignore[arg-type]
+                if n.rank in guilty
+                else "passed",
+                last_position=n.position,
+            )
+            for n in notes.values()
+        ],
+    )
+
+
+@dataclass
+class Restarts:
+    """What earlier attempts of this run have done; all empty without restarts."""
+
+    attempt: int = field(default_factory=lambda: _number("TORCHELASTIC_RESTART_COUNT"))
+    most: int = field(default_factory=lambda: _number("TORCHELASTIC_MAX_RESTARTS"))
+    earlier: RunReport | None = None
+
+    def __post_init__(self) -> None:
+        if self.attempt and self._store().check([_KEY]):
+            self.earlier = pickle.loads(base64.b64decode(self._store().get(_KEY)))
+
+    @property
+    def left(self) -> bool:
+        """Whether the launcher will start the ranks again."""
+        return self.attempt < self.most
+
+    def names_done(self) -> set[str]:
+        """Scenarios that earlier attempts have run."""
+        if self.earlier is None:
+            return set()
+        return {s.name for s in self.earlier.scenarios}
+
+    def save(self, report: RunReport) -> None:
+        """Keeps what has run for the next attempt."""
+        merged = self.merge(report)
+        merged.scenarios = [s for s in merged.scenarios if not (s.reason or "").startswith(NOT_RUN)]
+        self._store().set(_KEY, base64.b64encode(pickle.dumps(merged)).decode())
+
+    def merge(self, report: RunReport) -> RunReport:
+        """The earlier attempts' scenarios, then this one's."""
+        if self.earlier is not None:
+            report.scenarios = [*self.earlier.scenarios, *report.scenarios]
+            for text, count in self.earlier.injections.items():
+                report.injections[text] = max(count, report.injections.get(text, 0))
+        return report
+
+    def _store(self) -> dist.Store:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return dist.PrefixStore("ppharness/run", dist.TCPStore(host, port, is_master=False))
+
+
+_KEY = "earlier"
+
+
+def _number(variable: str) -> int:
+    return int(os.environ.get(variable, "0"))
