@@ -144,7 +144,7 @@ class RankProcess:
         target = load_target(options.target)
         world.meet()
         self.report = new_report(options, target, world)
-        self.report.notes += [n for n in [self.plan.note] if n]
+        self.report.notes += [n for n in [world.plan.note] if n]
         self.report.notes += list(getattr(target, "warnings", ()))
         struck = self.restarts.earlier.injections if self.restarts.earlier else {}
         mine = [i for i in self.injections if i.rank == world.rank and not struck.get(i.text)]
@@ -163,6 +163,9 @@ class RankProcess:
                 self._checkpoint()
                 self.progress.scenario_finished(result)
             bad = result.outcome not in ("passed", "skipped")
+            if world.device_lost:
+                self._skip_rest(number + 1, "not run: the world was lost to a device fault")
+                break
             if world.interrupted or (options.stop_at_first and bad):
                 why = "interrupted" if world.interrupted else "stopped after a failure (-x)"
                 self._skip_rest(number + 1, f"not run: {why}")

@@ -50,6 +50,7 @@ class RankResult:
     seconds: float
     findings: list[Finding] = field(default_factory=list)
     num_accepted_tokens: list[int] | None = None
+    device_lost: bool = False  # its GPU takes no more work
 
 
 def skip_reason(scenario: Scenario, pp_size: int) -> str | None:
@@ -124,8 +125,11 @@ def run_scenario(
         seconds=time.monotonic() - started,
         findings=findings,
         num_accepted_tokens=runner.final_buffer,
+        device_lost=world.device_lost,
     )
-    return combine(scenario, world.gather(result), world, options.seed)
+    results = world.gather(result)
+    world.device_lost = any(r.device_lost for r in results)
+    return combine(scenario, results, world, options.seed)
 
 
 def combine(

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 INTERPRETED = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else False
-_ROWS_PER_PROGRAM = 256  # on a GPU
+_ROWS_PER_PROGRAM = 128  # on a GPU: small enough to spread the latency of the stores
 _MAX_ROWS_PER_PROGRAM = 65_536  # under the interpreter a program instance costs about 0.3 ms
 
 

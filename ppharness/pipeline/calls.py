@@ -11,6 +11,7 @@ from ..findings import Finding
 from ..oracle.buffers import expected_calls
 from ..scenario.model import Scenario
 from ..targets.interface import Target, TargetConfig, TargetSkip
+from ..world.errors import is_device_fault
 from ..world.world import World
 from .batch import to_device
 from .buffer_guard import BufferGuard
@@ -53,7 +54,7 @@ class CallsRunner:
     @property
     def final_buffer(self) -> list[int] | None:
         """``[max_num_reqs]`` as the calls left it."""
-        return self.guard.final() if self.steps_run else None
+        return self.guard.final() if self.steps_run and not self.world.device_lost else None
 
     def run(self) -> None:
         """All calls; ends early when any rank's target raised."""
@@ -67,19 +68,25 @@ class CallsRunner:
             zip(calls, expected, strict=True)
         ):
             self.world.start_step(number)
-            self._call(number, idx_mapping, num_sampled)
-            self.calls.end_of_step(number)
-            if not self.calls.failed:
-                touched = {slot for slot in idx_mapping if slot >= 0}
-                self.checks.record(
-                    self.guard.snapshot(),
-                    partial(self._judge, number=number, want=want, touched=touched, before=before),
-                )
+            judge = partial(
+                self._judge, number=number, want=want, before=before,
+                touched={slot for slot in idx_mapping if slot >= 0},
+            )  # fmt: skip
+            try:
+                self._call(number, idx_mapping, num_sampled)
+                self.calls.end_of_step(number)
+                if not self.calls.failed:
+                    self.checks.record(self.guard.snapshot(), judge)
+            except RuntimeError as error:
+                if not is_device_fault(error):
+                    raise
+                self.calls.fail("postprocess_state", number, error)
             before = want.astype(np.int64)
             self.steps_run += 1
             if self.world.agree(self.calls.failed).stop:
                 break
-        self.checks.judge()
+        if not self.world.device_lost:
+            self.calls.judge(self.steps_run - 1)
 
     def _call(
         self, number: int, idx_mapping: tuple[int, ...], num_sampled: int | tuple[int, ...]

@@ -17,6 +17,7 @@ from ..oracle.buffers import BufferOracle, Expectation, needs_sample
 from ..scenario.model import Scenario
 from ..scenario.schedule import Step, build_schedule, relay_depth
 from ..targets.interface import InputBatch, SampledOutputs, Target, TargetConfig, TargetSkip
+from ..world.errors import is_device_fault
 from ..world.ledger import Ledger, find_disagreement
 from ..world.world import World
 from .batch import StepTensors, to_device
@@ -52,6 +53,7 @@ class RankRunner:
         self.true_schedule = build_schedule(scenario, world.pp_size)
         self.checks = CheckList(world.rank, world.label, findings)
         self.calls = TargetCalls(world, self.checks, faults)
+        self.calls.synchronous = judge_each_step and world.device.type == "cuda"
         self.steps_run = 0
         self.skip_reason: str | None = None
         pinned = scenario.idx_mapping_dtype
@@ -100,24 +102,33 @@ class RankRunner:
                 self.faults.during, "skip-broadcast", step.index
             )
             truth = self.true_schedule[min(step.index, len(self.true_schedule) - 1)]
-            self._run_step(step, iter(self.oracle.step(truth)))
+            try:
+                self._run_step(step, iter(self.oracle.step(truth)))
+            except RuntimeError as error:
+                if not is_device_fault(error):
+                    raise
+                self.calls.fail("forward", step.index, error)
             self.calls.end_of_step(step.index)
             self.steps_run += 1
-            if self.judge_each_step:
-                self.checks.judge()
+            if self.judge_each_step and not self.world.device_lost:
+                self.calls.judge(step.index)
             agreed = self.world.agree(self.calls.failed)
+            if agreed.device_lost:  # what is on its way will never come
+                self.checks.discard()
+                break
             if agreed.stop or not agreed.same:
                 self._settle(step)
                 break
         else:
             self.world.relay_channel.finish()
         self.world.delay = 0.0
-        self.checks.judge()
+        if not self.world.device_lost:
+            self.calls.judge(self.schedule[self.steps_run - 1].index)
 
     @property
     def final_buffer(self) -> list[int] | None:
         """``[max_num_reqs]`` each slot as its last owner left it."""
-        return self.guard.final() if self.steps_run else None
+        return self.guard.final() if self.steps_run and not self.world.device_lost else None
 
     def _run_step(self, step: Step, expected: Iterator[Expectation]) -> None:
         self._apply_sampled(step)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from ..findings import ExceptionInfo, Finding, Frame, Phase
-from ..world.errors import NotPosted, TransportError
+from ..world.errors import NotPosted, TransportError, is_device_fault
 from ..world.world import World
 from .checks import CheckList
 from .faults import Faults
 
 T = TypeVar("T")
+_KEPT: list[Any] = []  # of a process whose device is broken
 _OURS = str(Path(__file__).resolve().parent)
 
 
@@ -29,6 +33,8 @@ class TargetCalls:
         self.world, self.checks, self.faults = world, checks, faults
         self.failed = False
         self.relay_failed = False
+        self.synchronous = False  # wait for the device after each call
+        self._ends: deque[tuple[int, Any]] = deque()  # steps that the device may not have done
         self._thread_errors: list[tuple[str, BaseException]] = []
         threading.excepthook = self._on_thread_error
 
@@ -39,7 +45,10 @@ class TargetCalls:
         self.world.at(step, phase)
         try:
             self.faults.strike(step, phase)
-            return function(*args)
+            result = function(*args)
+            if self.synchronous:
+                torch.cuda.current_stream().synchronize()
+            return result
         except Exception as error:
             self.fail(phase, step, error)
             return None
@@ -64,8 +73,17 @@ class TargetCalls:
     def fail(self, phase: Phase | None, step: int | None, error: BaseException) -> None:
         """The first exception on this rank becomes a finding."""
         if self.failed:
+            if is_device_fault(error):
+                self.world.device_lost = self.relay_failed = True
+                _keep_for_ever(error)
             return
         self.failed = True
+        message = f"{type(error).__name__}: {error}"
+        if is_device_fault(error):
+            self.world.device_lost = self.relay_failed = True
+            _keep_for_ever(error)
+            self.world.ledger.broken = True
+            message = f"device fault, {self._first_suspect(step)}: {message}"
         self.checks.findings.append(
             Finding(
                 kind="exception",
@@ -73,22 +91,61 @@ class TargetCalls:
                 label=self.world.label,
                 step=step,
                 phase=phase,
-                message=f"{type(error).__name__}: {error}",
+                message=message,
                 exception=describe_exception(error),
             )
         )
 
     def end_of_step(self, step: int) -> None:
         """An exception in a thread of the target counts as one of its calls."""
+        if self.world.device.type == "cuda" and not self.world.device_lost:
+            self._look_at_device(step)
         while self._thread_errors:
             name, error = self._thread_errors.pop(0)
             self.fail("postprocess_state", step, error)
             self.checks.findings[-1].message += f" (in thread {name})"
 
+    def judge(self, step: int) -> None:
+        """Reads back what was recorded so far; a device fault can show here at last."""
+        try:
+            self.checks.judge()
+        except RuntimeError as error:
+            if not is_device_fault(error):
+                raise
+            self.checks.discard()
+            self.fail("drain", step, error)
+
+    def _look_at_device(self, step: int) -> None:
+        """Without waiting: which steps the device has done, and whether one broke it."""
+        try:
+            self._ends.append((step, torch.cuda.current_stream().record_event()))
+            while self._ends and self._ends[0][1].query():
+                self._ends.popleft()
+        except RuntimeError as error:
+            self.fail("drain", step, error)
+
+    def _first_suspect(self, step: int | None) -> str:
+        if self.synchronous or step is None:
+            return "seen right after the call"
+        first = self._ends[0][0] if self._ends else step
+        since = f"in step {first}" if first == step else f"in one of the steps {first} to {step}"
+        return f"{since}, seen here (--check each-step shows the call)"
+
     def _on_thread_error(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None:
             name = args.thread.name if args.thread else "?"
             self._thread_errors.append((name, args.exc_value))
+
+
+def _keep_for_ever(error: BaseException) -> None:
+    """Nothing on the device is freed after a fault: to free a tensor would end the process.
+
+    The allocator marks the end of a tensor's use on other streams when it is freed, which
+    the broken device refuses where no exception can be raised.
+    """
+    frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
+    frames += [f for f, _ in traceback.walk_stack(None)]
+    _KEPT.append((error, [dict(f.f_locals) for f in frames]))
 
 
 def describe_exception(error: BaseException) -> ExceptionInfo:

@@ -120,7 +120,10 @@ class BuiltinTokenRelay:
             kept = np.where(excluded, -1, entry.idx_mapping_np)
             if (kept < 0).all():
                 return None
-            idx_mapping = torch.from_numpy(kept).to(self.device, idx_mapping.dtype)
+            host = torch.from_numpy(kept).to(idx_mapping.dtype)
+            if self.device.type == "cuda":  # pinned: the copy does not hold up the host
+                host = host.pin_memory()
+            idx_mapping = host.to(self.device, non_blocking=True)
         return SampledOutputs(entry.sampled_tokens, entry.counts[0], entry.counts[1], idx_mapping)
 
     def _width(self, batch: InputBatch) -> int:

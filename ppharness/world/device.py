@@ -16,10 +16,11 @@ class DevicePlan:
     kind: str  # "cpu" | "cuda"
     num_gpus: int
     note: str | None = None  # said in the first line, when `auto` had to choose
+    through_host: bool = False  # CUDA tensors over gloo, where NCCL does not work
 
     @property
     def backend(self) -> str:
-        return "nccl" if self.kind == "cuda" else "gloo"
+        return "nccl" if self.kind == "cuda" and not self.through_host else "gloo"
 
     def ranks_per_gpu(self, local_world_size: int) -> int:
         """0 without a GPU, 1 with enough of them, more when they are shared."""
@@ -38,6 +39,7 @@ def plan_device(requested: str) -> DevicePlan:
     num_gpus = 0
     if requested != "cpu":
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each rank warns of its transfers
         import torch
 
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -24,3 +24,8 @@ class WorldError(ValueError):
 
 class NotPosted(TransportError):
     """The other side will not post what this rank waits for: seen before it could hang."""
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """An error of the CUDA device: from here on every call to it fails in this process."""
+    return isinstance(error, RuntimeError) and "CUDA error" in str(error)

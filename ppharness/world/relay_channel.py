@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from . import gpu_sharing
 from .errors import NotPosted
 from .ledger import Ledger, Post
 
@@ -36,11 +37,14 @@ class RelayChannel:
         dtype = str(tensor.dtype).removeprefix("torch.")
         ledger.posts.append(Post(what, dtype, tuple(tensor.shape)))
         world.post_progress()
+        world.perturbation.on_broadcast()
         source = world.layout.label(self.last_rank)
         text = f"{what} of step {step} from {source}"
         if world.rank == self.last_rank:
             text = f"all ranks to take {what} of step {step}"
-        work = world.post(text, dist.broadcast, tensor, self.last_rank, self.group, True)
+        work = world.post(
+            text, gpu_sharing.broadcast, tensor, self.last_rank, self.group, world.by_host
+        )
         pending = PendingBroadcast(world, work, tensor, text, world.turn, place)
         self._pending = [p for p in self._pending if not p.done][-_KEEP:] + [pending]
         return pending
@@ -98,7 +102,11 @@ class PendingBroadcast:
         if self.done:
             return
         world, source = self._world, self._world.relay_channel.last_rank
-        if world.rank != source and not world.will_post(source, self._turn, self._place):
+        waits = world.plan.backend != "nccl"  # else the stream does, and the ledger tells
+        if waits and world.rank != source and not world.will_post(source, self._turn, self._place):
             raise NotPosted(self._what, timed_out=False, detail="it was never posted")
         world.wait(self._work, self._what)
         self.done = True
+        if not waits:  # the stream waits: to keep the memory until then is up to the target
+            self._work = self._tensor = None  # type: ignore[assignment]
+            world.perturbation.on_broadcast()

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import gpu_sharing
 from .board import Board, Progress
 from .device import DevicePlan
-from .errors import TransportError
+from .errors import TransportError, is_device_fault
 from .layout import Layout
 from .ledger import Ledger
+from .perturb import Perturbation
 from .relay_channel import RelayChannel
 
 START_TIMEOUT = 120.0  # seconds; imports of four ranks compete for few cores
@@ -31,6 +33,7 @@ class Agreement:
     """What all ranks know at the end of a step."""
 
     stop: bool  # a rank's target failed, or the run was interrupted
+    device_lost: bool  # a rank's GPU takes no more work after a device fault
     same: bool  # all ranks built and posted the same
 
 
@@ -63,13 +66,17 @@ class World:
         self.device = torch.device("cpu")
         if plan.kind == "cuda":
             self.device = torch.device("cuda", layout.local_rank % plan.num_gpus)
+            gpu_sharing.prepare_nccl(plan, layout)
             torch.cuda.set_device(self.device)
+        self.perturbation = Perturbation(perturb, layout.rank, self.device)
         self.step: int | None = None
         self._phase = "start-up"
         self._num_tokens = 0
         self._scenario = 0
+        self.device_lost = False  # a device fault: nothing more runs on this rank's GPU
         self.turn = 0  # of the step that runs, the same on all ranks
         self._sending: dist.Work | None = None
+        self._agreeing: dist.Work | None = None
         self._connect()
 
     def _connect(self) -> None:
@@ -84,7 +91,25 @@ class World:
         # ranks of this host, whose rows on the board can be read
         self.local = {r for r in range(self.world_size) if self.board.read(r) is not None}
         self.make_groups()
+        if self.device.type == "cuda":
+            self._warm_up()
         self.at(None, "ready")
+
+    def _warm_up(self) -> None:
+        """The first transfers over NCCL; where it does not work, over gloo from here on."""
+        self._say("communicators of all ranks")
+        reason = gpu_sharing.warm_up(
+            self.pipeline, self.hidden_group, self.relay_channel.group, self.device
+        )
+        reasons = [r for r in self.gather(reason) if r]
+        if reasons:
+            self.plan = gpu_sharing.through_host(self.plan, reasons[0])
+            self.make_groups()
+
+    @property
+    def by_host(self) -> bool:
+        """Whether CUDA tensors travel through host memory."""
+        return self.plan.through_host
 
     def make_groups(self) -> None:
         """Communicators of hidden states and of the relay; all ranks call this together.
@@ -92,6 +117,10 @@ class World:
         Called again where a step left transfers that will never be matched.
         """
         limit = timedelta(seconds=self.timeout)
+        if self.plan.backend == "nccl":  # its waits are the device's; see `Watch`
+            limit = timedelta(seconds=2 * self.timeout + 30)
+        gpu_sharing.abort(getattr(self, "hidden_group", None), self.plan)
+        gpu_sharing.abort(getattr(self, "relay_channel", None), self.plan)
         for tp_rank in range(self.tp_size):
             column = self.layout.column(tp_rank)
             hidden = dist.new_group(column, backend=self.plan.backend, timeout=limit)
@@ -105,6 +134,7 @@ class World:
         """Says where this rank is, for whoever has to explain a hang."""
         self.step, self._phase = step, phase
         self.board.write(self.rank, step, phase)
+        self.perturbation.on_main(phase)
         if self.on_move is not None:
             self.on_move(step, phase)
 
@@ -164,35 +194,42 @@ class World:
         if self._sending is not None:
             self.wait(self._sending, f"{self._peer(1)} to take hidden states")
         self._kept = hidden
-        peer = self.pipeline[self.pp_rank + 1]
+        peer, what = self.pipeline[self.pp_rank + 1], f"{self._peer(1)} to take hidden states"
         self._sending = self.post(
-            f"{self._peer(1)} to take hidden states", dist.isend, hidden, peer, self.hidden_group
+            what, gpu_sharing.isend, hidden, peer, self.hidden_group, self.by_host
         )
 
     def recv_hidden(self, hidden: torch.Tensor) -> None:
         """From the stage before, into `hidden`."""
         what = f"hidden states of step {self.step} from {self._peer(-1)}"
         peer = self.pipeline[self.pp_rank - 1]
-        self.wait(self.post(what, dist.irecv, hidden, peer, self.hidden_group), what)
+        work = self.post(what, gpu_sharing.irecv, hidden, peer, self.hidden_group, self.by_host)
+        self.wait(work, what)
 
     def meet(self) -> None:
         """All ranks are ready; some may have had much to import."""
         ready = torch.zeros(1)
         what = "all ranks to be ready"
         work = self.post(what, dist.all_reduce, ready, dist.ReduceOp.MAX, self.control, True)
+        self._agreeing = work
         self.wait(work, what, timeout=self.start_timeout)
 
     def agree(self, failed: bool) -> Agreement:
         """All ranks learn, at the end of a step, how it went everywhere."""
         self.post_progress(done=True)
         checksum = self.ledger.checksum
-        flags = torch.tensor([int(failed), int(self.interrupted), checksum, -checksum])
+        flags = torch.tensor(
+            [2 if self.device_lost else int(failed), int(self.interrupted), checksum, -checksum]
+        )
         what = f"all ranks at the end of step {self.step}"
         work = self.post(what, dist.all_reduce, flags, dist.ReduceOp.MAX, self.control, True)
+        self._agreeing = work
         self.wait(work, what)
         any_failed, interrupted, most, least = flags.tolist()
         self.interrupted = bool(interrupted)
-        return Agreement(stop=bool(any_failed or interrupted), same=most == -least)
+        self.device_lost = any_failed > 1  # on one rank: it cannot go on on any
+        stop = bool(any_failed or interrupted)
+        return Agreement(stop=stop, device_lost=self.device_lost, same=most == -least)
 
     def gather(self, value: Any) -> list[Any]:
         """Everybody's `value`, in rank order, on every rank."""
@@ -218,6 +255,8 @@ class World:
         try:
             return operation(*args)
         except RuntimeError as error:
+            if is_device_fault(error):
+                raise
             self._say(what)
             raise self._transport_error(what, started, error) from error
 
@@ -236,14 +275,19 @@ class World:
             time.sleep(self._random.uniform(0, 0.002))
         started = time.monotonic()
         try:
-            work.wait(timedelta(seconds=timeout or self.timeout))
+            if self.plan.backend == "nccl" and work is not self._agreeing:
+                work.wait()  # the current stream waits, not this thread
+            else:
+                work.wait(timedelta(seconds=timeout or self.timeout))
         except RuntimeError as error:
+            if is_device_fault(error):
+                raise
             raise self._transport_error(what, started, error) from error
         self._say("")
 
     def close(self) -> None:
         """Leaves all groups."""
-        if dist.is_initialized():
+        if dist.is_initialized() and not self.device_lost:
             dist.destroy_process_group()
 
     def _say(self, waiting: str) -> None:

@@ -57,6 +57,8 @@ def load_release(path: Path | None, *, on_cpu: bool | None = None) -> Release:
         sys.path.insert(0, str(release.root))
     importlib.invalidate_caches()
     with _stdout_to_stderr():
+        if release.is_cached and not on_cpu:
+            uva_stand_in.install_extensions()
         import_module("vllm.platforms", release)
         if on_cpu:
             with _import_errors("its stand-ins for a CPU", release):
