@@ -7,6 +7,7 @@ agree, at the end of that step, to end the scenario.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -122,8 +123,26 @@ class RankRunner:
         else:
             self.world.relay_channel.finish()
         self.world.delay = 0.0
+        self._drain_device()
         if not self.world.device_lost:
             self.calls.judge(self.schedule[self.steps_run - 1].index)
+
+    def _drain_device(self) -> None:
+        """On CUDA, before anything is read back: a broken device must not make others wait."""
+        world, rounds = self.world, 0
+        if world.device.type != "cuda" or world.device_lost:
+            return
+        started = time.monotonic()
+        while time.monotonic() < started + world.timeout:
+            seconds = min(0.05 * 2**rounds, 2.0)
+            seen = world.gather((self.calls.device_done(seconds), world.device_lost))
+            if any(lost for _, lost in seen):
+                world.device_lost = True
+                self.checks.discard()
+                return
+            if all(done for done, _ in seen):
+                return
+            rounds += 1
 
     @property
     def final_buffer(self) -> list[int] | None:

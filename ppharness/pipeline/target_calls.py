@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +36,7 @@ class TargetCalls:
         self.relay_failed = False
         self.synchronous = False  # wait for the device after each call
         self._ends: deque[tuple[int, Any]] = deque()  # steps that the device may not have done
+        self._last: torch.cuda.Event | None = None
         self._thread_errors: list[tuple[str, BaseException]] = []
         threading.excepthook = self._on_thread_error
 
@@ -114,6 +116,20 @@ class TargetCalls:
                 raise
             self.checks.discard()
             self.fail("drain", step, error)
+
+    def device_done(self, seconds: float) -> bool:
+        """Whether the device has done all, or broke, within `seconds`; waits for no other rank."""
+        deadline = time.monotonic() + seconds
+        try:
+            if self._last is None:
+                self._last = torch.cuda.current_stream().record_event()
+            while not self._last.query():
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.0002)
+        except RuntimeError as error:
+            self.fail("drain", self._ends[-1][0] if self._ends else None, error)
+        return True
 
     def _look_at_device(self, step: int) -> None:
         """Without waiting: which steps the device has done, and whether one broke it."""
