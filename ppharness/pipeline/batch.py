@@ -30,7 +30,6 @@ class StepTensors:
     slot: torch.Tensor  # [num_reqs] -1 = filtered out on this rank
     decodes: torch.Tensor  # [num_reqs] 1 = takes its first token from the last sample
     num_drafts: int  # over the batch
-    longest: int  # tokens of the longest row
 
     TENSORS: ClassVar = (
         "row", "index", "input_ids", "req_num", "start", "num_scheduled", "skip",
@@ -74,7 +73,7 @@ def make_step_tensors(
     packed = to_device(packed, device)
     sizes = [len(row)] * len(per_token) + [len(rows)] * len(per_row)
     parts = dict(zip(StepTensors.TENSORS, packed.split(sizes), strict=True))
-    return StepTensors(num_drafts=step.num_draft_tokens, longest=int(scheduled.max()), **parts)
+    return StepTensors(num_drafts=step.num_draft_tokens, **parts)
 
 
 def make_input_batch(

@@ -76,8 +76,6 @@ class StageModel:
         num_computed: torch.Tensor,  # [num_reqs] before the step
     ) -> torch.Tensor:
         """Runs this stage's layers on a batch; ``[num_tokens]`` for the next stage."""
-        if x.device.type == "cuda":
-            return self._in_one_launch(x, step, num_accepted, num_computed)
         states, row, index = self.states, step.row, step.index
         table = states.block_table[torch.where(step.slot < 0, self.spare, step.slot)]
         column = torch.zeros_like(num_computed)
@@ -102,27 +100,6 @@ class StageModel:
         self._store(x, conv, history, step, table, column)
         y = x + GAIN * history
         return y ^ (y >> 29)
-
-    def _in_one_launch(
-        self,
-        x: torch.Tensor,
-        step: StepTensors,
-        num_accepted: torch.Tensor,
-        num_computed: torch.Tensor,
-    ) -> torch.Tensor:
-        """The same as `forward` with one kernel, since some fifty launches take the host long."""
-        from ..kernels.stage import run_stage
-
-        states = self.states
-        return run_stage(
-            x,
-            (step.start, step.num_scheduled, step.skip, step.slot, num_accepted, num_computed),
-            (states.block_table, states.conv, states.temporal),
-            (self.decay, self.inverse),
-            bias=self.bias, spare=self.spare,
-            block_size=states.block_size if self.align else 1 << 40,
-            num_drafts=self._k, gain=GAIN, weights=CONV, longest=step.longest,
-        )  # fmt: skip
 
     def sample(self, x: torch.Tensor, step: StepTensors) -> torch.Tensor:
         """``[num_reqs, width]`` int64: the tokens each row yields, 0 beyond them."""
