@@ -629,7 +629,7 @@ def test_align_boundary_has_the_reported_numbers() -> None:
 def test_busy_hour_has_everything() -> None:
     found, steps = from_suite("busy-hour")
     rows = rows_of(steps)
-    assert 70 <= len(steps) <= 90 and len(found.requests) == 8
+    assert 30 <= len(steps) <= 50 and len(found.requests) == 8
     assert {r.life for r in rows} >= {0, 1}
     assert any(
         len(s.rows) > 1 and {needs_sample(r) for r in s.rows} == {True, False} for s in steps
