@@ -58,9 +58,7 @@ def main() -> int:
     print(f"{'wrong verdicts':<28}{tally['WRONG']:>7}")
     print(f"{'orphans':<28}{tally['ORPHAN']:>7}")
     print(f"{'files left':<28}{len(left):>7} {' '.join(left[:5])}")
-    print(
-        f"GB of memory available: {memory[0] / 1e9:.2f} at first, {memory[-1] / 1e9:.2f} at last"
-    )
+    print(f"GB of memory available: {memory[0] / 1e9:.2f} at first, {memory[-1] / 1e9:.2f} at last")
     return int(bool(tally["WRONG"] or tally["ORPHAN"] or left))
 
 

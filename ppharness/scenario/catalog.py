@@ -45,7 +45,9 @@ def resolve(
 
     An argument is a YAML file, a folder of them, or a name from ``default_dirs`` (default:
     the built-in suite) or their folder ``more``; what exists as a path is taken as one.  No
-    argument: all of ``default_dirs``; ``more``: all of that folder.  Raises ``ScenarioError`` with the faults of all files read, for a name
+    argument: all of ``default_dirs``; ``more``: all of that folder.
+
+    Raises ``ScenarioError`` with the faults of all files read, for a name
     that is not known, for a folder without scenarios, and for two scenarios of one name.
     """
     reader = _Reader()
