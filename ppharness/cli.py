@@ -66,10 +66,12 @@ def _guarded(command: Any, args: list[str]) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    scenarios = resolve(())
-    width = max(len(name) for name in [*TARGETS, *(s.name for s in scenarios)])
+    scenarios, more = resolve(()), resolve(("more",))
+    width = max(len(name) for name in [*TARGETS, *(s.name for s in [*scenarios, *more])])
     lines = ["scenarios:"]
     lines += [f"  {s.name:<{width}}  {' '.join(s.description.split())}" for s in scenarios]
+    lines += ["more scenarios (run by name, or all of them as `more`):"]
+    lines += [f"  {s.name:<{width}}  {' '.join(s.description.split())}" for s in more]
     lines += ["targets:"]
     lines += [f"  {name:<{width}}  {text}" for name, text in TARGETS.items()]
     lines += [f"  {'MODULE:CLASS':<{width}}  a class of your own; FILE.py:CLASS likewise"]

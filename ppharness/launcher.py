@@ -44,6 +44,8 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
     if plan.kind == "cpu":
         run = replace(run, judge_each_step=True)
         warm_up()
+        import numpy.random  # noqa: F401  loaded when first used, so better before the fork
+
         load_target(run.target)  # bad ones are refused here; what it imports is forked
     report: RunReport | None = None
     remaining = list(scenarios)

@@ -7,6 +7,7 @@ by ``leave``, and one rank sees to the report.
 from __future__ import annotations
 
 import base64
+import gc
 import os
 import pickle
 import sys
@@ -143,6 +144,7 @@ class RankProcess:
         world.at(None, "load the target")
         target = load_target(options.target)
         world.meet()
+        gc.freeze()  # what was imported stays: no collection looks at it again
         self.report = new_report(options, target, world)
         self.report.notes += [n for n in [world.plan.note] if n]
         self.report.notes += list(getattr(target, "warnings", ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from worlds import Run, target
@@ -13,7 +14,8 @@ TARGETS = ["Masks", "RowLoop", "ProgramPerRow", "ResetsOnRemove", "Lazy", "NewBu
 @pytest.mark.parametrize("nproc", [2, 4])
 @pytest.mark.parametrize("name", TARGETS)
 def test_passes_every_scenario(run_world: Callable[..., Run], name: str, nproc: int) -> None:
-    run = run_world(target=target(f"right.py:{name}"), nproc=nproc)
+    configs = str(Path(__file__).resolve().parents[1] / "configs")
+    run = run_world(configs, "more", target=target(f"right.py:{name}"), nproc=nproc)
     assert run.code == 0, run.stdout + run.stderr
     assert not run.findings()
     outcomes = set(run.outcomes().values())

@@ -13,6 +13,7 @@ from ppharness.scenario.reading import display_path, read_with_lines
 
 MAX_EXPRESSION = 2000  # characters of a -k expression
 MAX_PARENTHESES = 50  # in one another
+MORE = "more"  # folder of scenarios beside the default suite
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -43,12 +44,15 @@ def resolve(
     """The scenarios that the arguments name, in their order, each once.
 
     An argument is a YAML file, a folder of them, or a name from ``default_dirs`` (default:
-    the built-in suite); what exists as a path is taken as one.  No argument: all of
-    ``default_dirs``.  Raises ``ScenarioError`` with the faults of all files read, for a name
+    the built-in suite) or their folder ``more``; what exists as a path is taken as one.  No
+    argument: all of ``default_dirs``; ``more``: all of that folder.
+
+    Raises ``ScenarioError`` with the faults of all files read, for a name
     that is not known, for a folder without scenarios, and for two scenarios of one name.
     """
     reader = _Reader()
     suite: list[_Found] | None = None
+    more: list[_Found] = []
     for arg in args:
         if os.path.isdir(arg):
             reader.take(reader.folder(arg))
@@ -57,7 +61,9 @@ def resolve(
         else:
             if suite is None:
                 suite = _read_suite(reader, default_dirs)
-            reader.take(_named(arg, suite, reader.problems))
+                more = _read_suite(reader, _more_dirs(default_dirs))
+            found = more if arg == MORE and more else _named(arg, suite + more, reader.problems)
+            reader.take(found)
     if not args:
         reader.take(_read_suite(reader, default_dirs))
     if reader.problems:
@@ -141,6 +147,12 @@ def _read_suite(
 ) -> list[_Found]:
     folders = [default_suite_dir()] if default_dirs is None else default_dirs
     return [found for folder in folders for found in reader.folder(folder)]
+
+
+def _more_dirs(default_dirs: Sequence[str | os.PathLike[str]] | None) -> list[Path]:
+    """The longer scenarios, which run when they are named, or all by the name ``more``."""
+    folders = [default_suite_dir()] if default_dirs is None else default_dirs
+    return [Path(folder) / MORE for folder in folders if (Path(folder) / MORE).is_dir()]
 
 
 def _named(name: str, suite: list[_Found], problems: list[Problem]) -> list[_Found]:

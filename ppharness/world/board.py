@@ -18,8 +18,13 @@ _TURN = struct.Struct("<q")
 _LEDGER = struct.Struct("<qq?")  # tokens of the batch, posts, whether the step is done
 _WRITING = -1
 _LEDGER_AT = 224
-_ROW_BYTES = 256
+_VOTE = struct.Struct("<qqq")  # failed, interrupted, checksum
+_VOTE_AT = 256  # two votes: a rank that is ahead writes the next one while others read
+_VOTE_BYTES = 32
+_ROW_BYTES = 320
 _NO_STEP = -1
+
+Flags = tuple[int, int, int]  # failed (2: the device is lost), interrupted, checksum
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,18 @@ class Board:
         rest = _LEDGER.unpack_from(self._memory, place + _TURN.size)
         (after,) = _TURN.unpack_from(self._memory, place)
         return None if before != after or before == _WRITING else Progress(before, *rest)
+
+    def vote(self, rank: int, number: int, flags: Flags) -> None:
+        """This rank's word on how its vote number `number` went."""
+        place = rank * _ROW_BYTES + _VOTE_AT + number % 2 * _VOTE_BYTES
+        _VOTE.pack_into(self._memory, place + _TURN.size, *flags)
+        _TURN.pack_into(self._memory, place, number)
+
+    def read_vote(self, rank: int, number: int) -> Flags | None:
+        """A rank's word on that vote, None while it is not given."""
+        place = rank * _ROW_BYTES + _VOTE_AT + number % 2 * _VOTE_BYTES
+        (given,) = _TURN.unpack_from(self._memory, place)
+        return _VOTE.unpack_from(self._memory, place + _TURN.size) if given == number else None
 
     def read(self, rank: int) -> Position | None:
         """Where a rank was last seen, None when it has not been here."""

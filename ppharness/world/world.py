@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from . import gpu_sharing
-from .board import Board, Progress
+from .board import Board, Flags, Progress
 from .device import DevicePlan
 from .errors import TransportError, is_device_fault
 from .layout import Layout
@@ -74,6 +74,7 @@ class World:
         self._num_tokens = 0
         self._scenario = 0
         self.device_lost = False  # a device fault: nothing more runs on this rank's GPU
+        self._votes = 0
         self.turn = 0  # of the step that runs, the same on all ranks
         self._sending: dist.Work | None = None
         self._agreeing: dist.Work | None = None
@@ -217,19 +218,49 @@ class World:
     def agree(self, failed: bool) -> Agreement:
         """All ranks learn, at the end of a step, how it went everywhere."""
         self.post_progress(done=True)
-        checksum = self.ledger.checksum
-        flags = torch.tensor(
-            [2 if self.device_lost else int(failed), int(self.interrupted), checksum, -checksum]
-        )
+        mine = (
+            2 if self.device_lost else int(failed), int(self.interrupted), self.ledger.checksum
+        )  # fmt: skip
         what = f"all ranks at the end of step {self.step}"
+        if len(self.local) == self.world_size:
+            votes = self._vote_on_board(mine, what)
+        else:
+            votes = self._vote_over_network(mine, what)
+        any_failed = max(failed for failed, _, _ in votes)
+        self.interrupted = any(interrupted for _, interrupted, _ in votes)
+        self.device_lost = any_failed > 1  # on one rank: it cannot go on on any
+        same = len({checksum for _, _, checksum in votes}) == 1
+        stop = bool(any_failed or self.interrupted)
+        return Agreement(stop=stop, device_lost=self.device_lost, same=same)
+
+    def _vote_on_board(self, mine: Flags, what: str) -> list[Flags]:
+        """All ranks of one host, in shared memory: no message, no round trip."""
+        self._votes += 1
+        self.board.vote(self.rank, self._votes, mine)
+        self._say(what)
+        self._hesitate()
+        deadline = time.monotonic() + self.timeout
+        votes: list[Flags] = []
+        while len(votes) < self.world_size:
+            vote = self.board.read_vote(len(votes), self._votes)
+            if vote is not None:
+                votes.append(vote)
+            elif time.monotonic() > deadline:
+                raise TransportError(what, timed_out=True, detail="seen on the board")
+            else:
+                time.sleep(_SPIN)
+        self._say("")
+        return votes
+
+    def _vote_over_network(self, mine: Flags, what: str) -> list[Flags]:
+        """Ranks of several hosts; two votes stand for all: the largest and the least."""
+        failed, interrupted, checksum = mine
+        flags = torch.tensor([failed, interrupted, checksum, -checksum])
         work = self.post(what, dist.all_reduce, flags, dist.ReduceOp.MAX, self.control, True)
         self._agreeing = work
         self.wait(work, what)
-        any_failed, interrupted, most, least = flags.tolist()
-        self.interrupted = bool(interrupted)
-        self.device_lost = any_failed > 1  # on one rank: it cannot go on on any
-        stop = bool(any_failed or interrupted)
-        return Agreement(stop=stop, device_lost=self.device_lost, same=most == -least)
+        failed, interrupted, most, least = flags.tolist()
+        return [(failed, interrupted, most), (failed, interrupted, -least)]
 
     def gather(self, value: Any) -> list[Any]:
         """Everybody's `value`, in rank order, on every rank."""
@@ -269,10 +300,7 @@ class World:
         if work is None:  # this rank is not in the group
             return
         self._say(what)
-        if self.delay:
-            time.sleep(self.delay)
-        if self._random is not None and self.device.type == "cpu":
-            time.sleep(self._random.uniform(0, 0.002))
+        self._hesitate()
         started = time.monotonic()
         try:
             if self.plan.backend == "nccl" and work is not self._agreeing:
@@ -284,6 +312,13 @@ class World:
                 raise
             raise self._transport_error(what, started, error) from error
         self._say("")
+
+    def _hesitate(self) -> None:
+        """Delays on purpose: a slowed rank, or random ones that shift ranks against each other."""
+        if self.delay:
+            time.sleep(self.delay)
+        if self._random is not None and self.device.type == "cpu":
+            time.sleep(self._random.uniform(0, 0.002))
 
     def close(self) -> None:
         """Leaves all groups."""
