@@ -49,7 +49,7 @@ verdict index-fill 'last not in bad and len(bad) == r["world"]["pp_size"] - 1 an
 job index-fill-int64 300 --target index-fill-int64 last-slot-live aborts-in-flight
 verdict index-fill-int64 'last not in blamed and "stray_write" in kinds'
 for seed in 0 1 2 3 4 5 6 7 8 9; do
-    job "perturb-$seed" 120 --perturb "$seed" founding-case multi-turn
+    job "perturb-$seed" 120 --perturb "$seed" founding-case configs/more/multi-turn.yaml
     verdict "perturb-$seed" 'r["outcome"] == "passed"'
 done
 job killed 120 --inject kill@PP1:3 founding-case

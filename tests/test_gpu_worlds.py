@@ -51,7 +51,7 @@ def test_where_nccl_does_not_share_it_goes_through_the_host(tmp_path):
 @pytest.mark.parametrize("mode", ["each-step", "each-scenario"])
 def test_a_device_fault_names_rank_and_step(tmp_path, mode):
     done, report = run(
-        tmp_path, "--nproc", "2", "--check", mode, "founding-case", "one-slot",
+        tmp_path, "--nproc", "2", "--check", mode, "founding-case", "one-token-answer",
         "--target", target("gpu_races.py:DeviceFault"),
     )  # fmt: skip
     assert done.returncode == 1
@@ -73,7 +73,7 @@ def test_a_store_before_the_buffer_hits_a_canary(tmp_path):
 @pytest.mark.parametrize("name", ["ForgetsWaitStream", "ForgetsEvent"])
 def test_perturb_shows_a_missing_wait(tmp_path, name):
     done, _ = run(
-        tmp_path, "--nproc", "2", "--perturb", "1", "founding-case-long", "multi-turn",
+        tmp_path, "--nproc", "2", "--perturb", "1", "founding-case-long", "founding-case",
         "--target", target(f"gpu_races.py:{name}"),
     )  # fmt: skip
     assert done.returncode in (1, 3)
