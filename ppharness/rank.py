@@ -161,6 +161,7 @@ class RankProcess:
             self.watch_interrupt()
             result = run_scenario(scenario, target, world, options, self.partial, faults)
             self.finished.append(result)
+            self.report.trace += result.trace
             if reporting:
                 self._checkpoint()
                 self.progress.scenario_finished(result)
