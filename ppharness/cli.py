@@ -214,7 +214,7 @@ def reproduce_command(options: argparse.Namespace, nproc: int) -> str:
             parts += [flag, shlex.quote(str(value))]
     for injection in options.inject:
         parts += ["--inject", shlex.quote(injection)]
-    return " ".join([*parts, "{scenario}"])
+    return " ".join([*parts, "{file}", "-k", "{scenario}"])
 
 
 def show_and_write(report: RunReport, options: argparse.Namespace, files: ReportFiles) -> int:

@@ -96,8 +96,8 @@ class ScenarioReport:
     source: str | None = None  # link to the report that the scenario stands for
     ranks: list[RankReport] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    trace: list[TraceEvent] = field(default_factory=list)  # not part of the JSON
     rows_per_step: list[str] = field(default_factory=list)  # grid cells: "prefill a, decode b"
+    trace: list[TraceEvent] = field(default_factory=list)  # not part of the JSON
 
 
 @dataclass
