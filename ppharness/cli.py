@@ -150,7 +150,7 @@ def _rank(options: argparse.Namespace) -> int:
         return show_and_write(report, options, files)
 
     progress = RunProgress(quiet=options.quiet)
-    RankProcess(run_options(options, scenarios), plan, publish, progress).main()
+    RankProcess(run_options(options, scenarios, plan.kind), plan, publish, progress).main()
 
 
 def chosen_scenarios(options: argparse.Namespace) -> list[Scenario]:
@@ -178,8 +178,10 @@ def report_files(options: argparse.Namespace) -> ReportFiles:
     return files
 
 
-def run_options(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> RunOptions:
-    """The command line as every rank needs it."""
+def run_options(
+    options: argparse.Namespace, scenarios: Sequence[Scenario], device: str
+) -> RunOptions:
+    """The command line as every rank needs it, on the `device` that was chosen."""
     from .session import RunOptions
 
     return RunOptions(
@@ -190,7 +192,7 @@ def run_options(options: argparse.Namespace, scenarios: Sequence[Scenario]) -> R
         seed=options.seed,
         timeout=options.timeout,
         stop_at_first=options.stop_at_first,
-        judge_each_step=options.check == "each-step" or options.device == "cpu",
+        judge_each_step=options.check == "each-step" or device == "cpu",
         injections=tuple(options.inject),
         perturb=options.perturb,
         ledger=options.ledger,
@@ -212,7 +214,7 @@ def reproduce_command(options: argparse.Namespace, nproc: int) -> str:
             parts += [flag, shlex.quote(str(value))]
     for injection in options.inject:
         parts += ["--inject", shlex.quote(injection)]
-    return " ".join([*parts, "{scenario}"])
+    return " ".join([*parts, "{file}", "-k", "{scenario}"])
 
 
 def show_and_write(report: RunReport, options: argparse.Namespace, files: ReportFiles) -> int:

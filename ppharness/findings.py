@@ -97,6 +97,7 @@ class ScenarioReport:
     ranks: list[RankReport] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     rows_per_step: list[str] = field(default_factory=list)  # grid cells: "prefill a, decode b"
+    trace: list[TraceEvent] = field(default_factory=list)  # not part of the JSON
 
 
 @dataclass

@@ -38,11 +38,10 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
     from .rank import RankProcess, hand_over  # noqa: F401  torch and triton, before the fork
     from .targets.loading import load_target
 
-    run: RunOptions = run_options(options, scenarios)
+    run: RunOptions = run_options(options, scenarios, plan.kind)
     for text in run.injections:
         parse_injection(text, world_size=options.nproc, tp_size=options.tp)
     if plan.kind == "cpu":
-        run = replace(run, judge_each_step=True)
         warm_up()
         import numpy.random  # noqa: F401  loaded when first used, so better before the fork
 

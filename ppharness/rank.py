@@ -31,7 +31,7 @@ from .targets.loading import TargetError, load_target
 from .trouble import Note, exchange, take_turn
 from .world.board import Board
 from .world.device import DevicePlan
-from .world.errors import TransportError
+from .world.errors import TransportError, text_of
 from .world.layout import Layout
 from .world.processes import die_with_parent
 from .world.watch import LEFT, Watch
@@ -90,7 +90,7 @@ class RankProcess:
             self._refuse(str(error))
         except BaseException as error:
             self._raised(error)
-            self.conclude(f"{type(error).__name__}: {error}", error)
+            self.conclude(f"{type(error).__name__}: {text_of(error)}", error)
         self._leave(code)
 
     def _raised(self, error: BaseException) -> None:
@@ -104,7 +104,7 @@ class RankProcess:
                 label=self.label,
                 step=seen.step if seen else None,
                 phase=phase,
-                message=f"{type(error).__name__}: {error}",
+                message=f"{type(error).__name__}: {text_of(error)}",
                 exception=describe_exception(error),
             )
         )
@@ -161,6 +161,7 @@ class RankProcess:
             self.watch_interrupt()
             result = run_scenario(scenario, target, world, options, self.partial, faults)
             self.finished.append(result)
+            self.report.trace += result.trace
             if reporting:
                 self._checkpoint()
                 self.progress.scenario_finished(result)

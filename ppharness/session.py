@@ -12,13 +12,14 @@ import torch
 import triton
 
 from . import __version__
-from .findings import Finding, RankReport, RunReport, ScenarioReport
+from .findings import Finding, RankReport, RunReport, ScenarioReport, TraceEvent
 from .pipeline.calls import CallsRunner
 from .pipeline.faults import Faults
 from .pipeline.runner import RankRunner
 from .scenario.model import Scenario
 from .scenario.schedule import build_schedule
 from .targets.interface import Target
+from .timeline import Timeline
 from .world.world import World
 
 
@@ -50,6 +51,8 @@ class RankResult:
     seconds: float
     findings: list[Finding] = field(default_factory=list)
     num_accepted_tokens: list[int] | None = None
+    complete: bool = True  # False: ended before its last step
+    trace: list[TraceEvent] = field(default_factory=list)
     device_lost: bool = False  # its GPU takes no more work
 
 
@@ -112,6 +115,7 @@ def run_scenario(
             scenario, target, world, partial, faults,
             seed=options.seed, judge_each_step=options.judge_each_step,
         )  # fmt: skip
+    timeline = Timeline(scenario.name, world) if options.trace else None
     runner.run()
     findings = list(partial)
     if runner.skip_reason is not None:
@@ -126,6 +130,8 @@ def run_scenario(
         findings=findings,
         num_accepted_tokens=runner.final_buffer,
         device_lost=world.device_lost,
+        complete=runner.complete,
+        trace=timeline.finish() if timeline else [],
     )
     results = world.gather(result)
     world.device_lost = any(r.device_lost for r in results)
@@ -159,6 +165,9 @@ def combine(
                 num_accepted_tokens=result.num_accepted_tokens,
             )
         )
+    report.trace = [event for r in results for event in r.trace]
+    if not findings and not all(r.complete for r in results):
+        report.outcome, report.reason = "skipped", "interrupted"
     if findings:
         report.rows_per_step = rows_per_step(scenario, world.pp_size)[: report.steps]
     return report

@@ -282,7 +282,6 @@ def test_junit(run_world: Callable[..., Run], tmp_path: Path) -> None:
     assert "skipped" in skipped
 
 
-@pytest.mark.xfail(strict=True, reason="the trace has no events")
 def test_trace(run_world: Callable[..., Run], tmp_path: Path) -> None:
     run = run_world(TWO_CHUNKS, nproc=2, args=("--trace", "trace.json"))
     assert run.code == 0
@@ -291,7 +290,6 @@ def test_trace(run_world: Callable[..., Run], tmp_path: Path) -> None:
     assert any(event.get("ph") == "X" for event in events)
 
 
-@pytest.mark.xfail(strict=True, reason="it names the scenario, not its file")
 def test_the_command_to_run_it_again(run_world: Callable[..., Run], tmp_path: Path) -> None:
     """What a failure says to type does run that scenario, and fails again."""
     run = run_world(VERIFY, target=WRONG, nproc=2, args=("--seed", "3"))

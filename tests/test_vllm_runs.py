@@ -98,5 +98,5 @@ def test_rows_near_their_end_and_drafts(version: str, tmp_path: Path) -> None:
     assert (outcomes["near-length-cap"] == "passed") == right
     assert (outcomes["drafts-on-every-rank"] == "passed") == right
     if not right:
-        first = done.findings("drafts-on-every-rank")[0]
-        assert "verifies the drafts" in first["message"] and first["rank"] < 3
+        drafts = [f for f in done.findings() if "verifies the drafts" in f["message"]]
+        assert {f["rank"] for f in drafts} <= {0, 1, 2} and drafts

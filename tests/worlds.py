@@ -98,7 +98,8 @@ class WarmPython:
         server.stdin.flush()
         answer = server.stdout.readline()
         if not answer:
-            raise RuntimeError(f"the warm Python ended with {server.wait()}")
+            self._server = None
+            raise RuntimeError(f"ppharness does not import: exit code {server.wait()}")
         stdout, stderr = (_read(folder / name) for name in ("stdout", "stderr"))
         return Run(int(answer), stdout, stderr, read_report(folder))
 

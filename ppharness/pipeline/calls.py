@@ -52,6 +52,11 @@ class CallsRunner:
             self.calls.fail(None, None, error)
 
     @property
+    def complete(self) -> bool:
+        """Whether every call was made."""
+        return self.steps_run == len(self.scenario.calls)
+
+    @property
     def final_buffer(self) -> list[int] | None:
         """``[max_num_reqs]`` as the calls left it."""
         return self.guard.final() if self.steps_run and not self.world.device_lost else None

@@ -35,6 +35,8 @@ class BufferJudge:
         """One snapshot: canaries, unowned slots, range, count at use, exact buffer."""
         buffer = snapshot[NUM_CANARIES:-NUM_CANARIES].astype(np.int64)
         phase: Phase = expected.phase  # type: ignore[assignment]
+        # What the forward reads is looked at right after preprocess_state, which wrote it.
+        self._written_in: Phase = "preprocess_state" if phase == "at_use" else phase
         self._judge_canaries(snapshot, expected.step, phase)
         unowned = expected.exact == UNOWNED
         self._note_trespass(buffer, expected, phase)
@@ -65,7 +67,7 @@ class BufferJudge:
                 self._trespass.pop(slot, None)
             elif slot in expected.owners:
                 step = expected.step
-                self._trespass[slot] = (step, phase, int(self._before[slot]))
+                self._trespass[slot] = (step, self._written_in, int(self._before[slot]))
 
     def _report(
         self, slot: int, actual: int, unowned: bool, expected: Expectation, phase: Phase
@@ -76,7 +78,7 @@ class BufferJudge:
         step, when = expected.step, _PHASE_TEXT[phase]
         if unowned:
             self.checks.add(
-                "stray_write", step, phase,
+                "stray_write", step, self._written_in,
                 f"slot {slot} belongs to no request and may not be written: "
                 f"{when} it holds {_show(actual)}",
                 slot=slot, expected=POISON, actual=actual,
@@ -87,7 +89,7 @@ class BufferJudge:
         if slot in self._trespass and slot not in expected.writable and self.exact:
             _, _, before = self._trespass[slot]
             self.checks.add(
-                "stray_write", step, phase,
+                "stray_write", step, self._written_in,
                 f"slot {slot} of request {owner} may not be written in this phase: "
                 f"{when} it went from {_show(before)} to {_show(actual)}",
                 req_id=owner, slot=slot, expected=want, actual=actual,
@@ -141,7 +143,7 @@ class BufferJudge:
                 if self._reported.get(slot) != actual:
                     self._reported[slot] = actual
                     self.checks.add(
-                        "stray_write", step, phase,
+                        "stray_write", step, self._written_in,
                         f"memory just outside the buffer, at slot {slot}, was written: "
                         f"it holds {actual}",
                         slot=slot, expected=CANARY, actual=actual,

@@ -145,6 +145,11 @@ class RankRunner:
             rounds += 1
 
     @property
+    def complete(self) -> bool:
+        """Whether every step has run."""
+        return self.steps_run == len(self.schedule)
+
+    @property
     def final_buffer(self) -> list[int] | None:
         """``[max_num_reqs]`` each slot as its last owner left it."""
         return self.guard.final() if self.steps_run and not self.world.device_lost else None

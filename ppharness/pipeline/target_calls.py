@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..findings import ExceptionInfo, Finding, Frame, Phase
-from ..world.errors import NotPosted, TransportError, is_device_fault
+from ..world.errors import NotPosted, TransportError, is_device_fault, text_of
 from ..world.world import World
 from .checks import CheckList
 from .faults import Faults
@@ -80,7 +80,7 @@ class TargetCalls:
                 _keep_for_ever(error)
             return
         self.failed = True
-        message = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {text_of(error)}"
         if is_device_fault(error):
             self.world.device_lost = self.relay_failed = True
             _keep_for_ever(error)
@@ -171,4 +171,4 @@ def describe_exception(error: BaseException) -> ExceptionInfo:
         for f in traceback.extract_tb(error.__traceback__)
         if not f.filename.startswith(_OURS)
     ]
-    return ExceptionInfo(type(error).__name__, str(error), frames[-30:])
+    return ExceptionInfo(type(error).__name__, text_of(error), frames[-30:])

@@ -26,6 +26,14 @@ class NotPosted(TransportError):
     """The other side will not post what this rank waits for: seen before it could hang."""
 
 
+def text_of(error: BaseException) -> str:
+    """An exception's text, also where getting it raises."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"(its text cannot be had: {type(failure).__name__})"
+
+
 def is_device_fault(error: BaseException) -> bool:
     """An error of the CUDA device: from here on every call to it fails in this process."""
-    return isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    return isinstance(error, RuntimeError) and "CUDA error" in text_of(error)
