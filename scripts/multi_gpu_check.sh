@@ -52,9 +52,9 @@ for seed in 0 1 2 3 4 5 6 7 8 9; do
     job "perturb-$seed" 120 --perturb "$seed" founding-case configs/more/multi-turn.yaml
     verdict "perturb-$seed" 'r["outcome"] == "passed"'
 done
-job killed 120 --inject kill@PP1:3 founding-case
+job killed 120 --inject kill@PP1:0 founding-case
 verdict killed 'blamed == ["PP1"] and r["exit_code"] == 3'
-job stalled 120 --inject stall@PP1:3 founding-case
+job stalled 120 --inject stall@PP1:0 founding-case
 verdict stalled 'blamed == ["PP1"] and r["exit_code"] == 3'
 if [ "$gpus" -gt 0 ]; then
     left=$(nvidia-smi --query-compute-apps=pid --format=csv,noheader | grep -c .)
