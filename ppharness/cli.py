@@ -214,6 +214,8 @@ def reproduce_command(options: argparse.Namespace, nproc: int) -> str:
             parts += [flag, shlex.quote(str(value))]
     for injection in options.inject:
         parts += ["--inject", shlex.quote(injection)]
+    if not options.ledger:
+        parts.append("--no-ledger")
     return " ".join([*parts, "{file}", "-k", "{scenario}"])
 
 
