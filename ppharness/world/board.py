@@ -6,7 +6,6 @@ The memory is anonymous (a memfd that one rank makes and the others open through
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import struct
@@ -89,11 +88,11 @@ class Board:
 
     def write(self, rank: int, step: int | None, phase: str, waiting: str = "") -> None:
         """Says where this rank is; called before it goes on or waits."""
-        _ROW.pack_into(
-            self._memory, rank * _ROW_BYTES,
+        row = _ROW.pack(
             os.getpid(), _NO_STEP if step is None else step, time.monotonic(),
             phase.encode()[:32], waiting.encode()[:160],
         )  # fmt: skip
+        self._put(rank * _ROW_BYTES, row)
 
     def write_progress(self, rank: int, progress: Progress) -> None:
         """Says what this rank has built and posted.
@@ -102,12 +101,14 @@ class Board:
         written last.
         """
         place = rank * _ROW_BYTES + _LEDGER_AT
-        _TURN.pack_into(self._memory, place, _WRITING)
-        _LEDGER.pack_into(
-            self._memory, place + _TURN.size,
-            progress.num_tokens, progress.num_posted, progress.done,
-        )  # fmt: skip
-        _TURN.pack_into(self._memory, place, progress.turn)
+        self._put(place, _TURN.pack(_WRITING))
+        rest = _LEDGER.pack(
+            progress.num_tokens,
+            progress.num_posted,
+            progress.done,
+        )
+        self._put(place + _TURN.size, rest)
+        self._put(place, _TURN.pack(progress.turn))
 
     def read_progress(self, rank: int) -> Progress | None:
         """What a rank of this host has built and posted, None while it writes."""
@@ -120,8 +121,8 @@ class Board:
     def vote(self, rank: int, number: int, flags: Flags) -> None:
         """This rank's word on how its vote number `number` went."""
         place = rank * _ROW_BYTES + _VOTE_AT + number % 2 * _VOTE_BYTES
-        _VOTE.pack_into(self._memory, place + _TURN.size, *flags)
-        _TURN.pack_into(self._memory, place, number)
+        self._put(place + _TURN.size, _VOTE.pack(*flags))
+        self._put(place, _TURN.pack(number))
 
     def read_vote(self, rank: int, number: int) -> Flags | None:
         """A rank's word on that vote, None while it is not given."""
@@ -131,14 +132,18 @@ class Board:
 
     def read(self, rank: int) -> Position | None:
         """Where a rank was last seen, None when it has not been here."""
-        with contextlib.suppress(UnicodeDecodeError):
-            pid, step, since, phase, waiting = _ROW.unpack_from(self._memory, rank * _ROW_BYTES)
-            if pid:
-                return Position(
-                    pid,
-                    None if step == _NO_STEP else step,
-                    phase.rstrip(b"\0").decode(),
-                    waiting.rstrip(b"\0").decode(),
-                    since,
-                )
-        return None
+        row = _ROW.unpack_from(self._memory, rank * _ROW_BYTES)
+        pid, step, since, phase, waiting = row
+        if not pid:
+            return None
+        return Position(
+            pid,
+            None if step == _NO_STEP else step,
+            phase.rstrip(b"\0").decode(errors="replace"),
+            waiting.rstrip(b"\0").decode(errors="replace"),
+            since,
+        )
+
+    def _put(self, place: int, data: bytes) -> None:
+        """One copy: unlike ``Struct.pack_into`` it does not blank the place first."""
+        self._memory[place : place + len(data)] = data

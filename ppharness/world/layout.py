@@ -43,6 +43,12 @@ class Layout:
     def pp_size(self) -> int:
         return self.world_size // self.tp_size
 
+    @property
+    def local_ranks(self) -> frozenset[int]:
+        """Global ranks of this host; launchers number them one after the other."""
+        first = self.rank - self.local_rank
+        return frozenset(range(first, first + self.local_world_size))
+
     def label(self, rank: int) -> str:
         """``PP2``, or ``PP2_TP1`` where there is tensor parallelism."""
         pp, tp = divmod(rank, self.tp_size)

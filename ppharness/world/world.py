@@ -90,7 +90,7 @@ class World:
         )  # fmt: skip
         self.control = dist.group.WORLD
         # ranks of this host, whose rows on the board can be read
-        self.local = {r for r in range(self.world_size) if self.board.read(r) is not None}
+        self.local = self.layout.local_ranks
         self.make_groups()
         if self.device.type == "cuda":
             self._warm_up()
