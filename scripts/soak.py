@@ -51,7 +51,7 @@ def main() -> int:
         sys.stderr.write(f"\r{dict(tally)}")
         sys.stderr.flush()
     after = set(os.listdir(tempfile.gettempdir())) | set(os.listdir("/dev/shm"))
-    left = sorted(name for name in after - before if "ppharness" in name or "torch" in name)
+    left = sorted(name for name in after - before if "ppharness" in name or "errorfile" in name)
     print()
     for name, count in sorted(tally.items()):
         print(f"{name:<28}{count:>7}")
