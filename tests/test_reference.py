@@ -63,15 +63,12 @@ def test_equals_a_loop_over_single_tokens(
 
 
 @settings(max_examples=30, deadline=None)
-@given(chunks=st.lists(st.integers(1, 9), min_size=1, max_size=8), num_stages=st.integers(1, 5))
-def test_chunks_of_a_prompt_make_no_difference(chunks: list[int], num_stages: int) -> None:
-    prompt = prompt_token_ids(3, 1 + sum(chunks), 7).tolist()
-    request = SequentialRequest(3, 1, num_stages, 7)  # has run the first token
-    start = 1
-    for size in chunks:
-        following = request._run(prompt[start : start + size])
-        start += size
-        assert following == naive_token_ids(prompt[:start], start + 1, num_stages)[-1]
+@given(prompt_len=st.integers(1, 40), num_stages=st.integers(1, 5))
+def test_every_token_follows_from_all_before(prompt_len: int, num_stages: int) -> None:
+    request = SequentialRequest(3, prompt_len, num_stages, 7)
+    prompt = prompt_token_ids(3, prompt_len, 7).tolist()
+    wanted = naive_token_ids(prompt, prompt_len + 5, num_stages)
+    assert request.token_ids(0, prompt_len + 5) == wanted
 
 
 @settings(max_examples=30, deadline=None)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .num_accepted import one_program, rows_per_program
+from .num_accepted import launch_shape, one_program
 
 
 class Recurrent(Protocol):
@@ -150,7 +150,7 @@ def preprocess_align(
     num_reqs, states = idx_mapping.shape[0], tables.recurrent
     if num_reqs == 0:
         return
-    rows = rows_per_program(num_reqs)
+    rows, _ = launch_shape(num_reqs)
     _preprocess_align_kernel[(-(-num_reqs // rows),)](
         idx_mapping, query_start_loc, num_computed, num_accepted, tables.state_idx,
         states.block_table, states.block_table.stride(0),
@@ -178,7 +178,7 @@ def postprocess_align(
     num_reqs, states = idx_mapping.shape[0], tables.recurrent
     if num_reqs == 0:
         return
-    rows = rows_per_program(num_reqs)
+    rows, _ = launch_shape(num_reqs)
     _postprocess_align_kernel[(-(-num_reqs // rows),)](
         idx_mapping, num_computed, num_accepted, tables.state_idx,
         states.block_table, states.block_table.stride(0),

@@ -9,7 +9,7 @@ import triton.language as tl
 from .num_accepted import (
     _fill_num_accepted_kernel,
     _scatter_num_accepted_kernel,
-    rows_per_program,
+    launch_shape,
 )
 
 
@@ -53,15 +53,17 @@ def scatter_by_row(
 
 def bare_fill(idx_mapping: torch.Tensor, num_accepted: torch.Tensor, rows: int) -> None:
     """The launch of our own kernel with nothing around it."""
-    block = rows_per_program(rows)
-    _fill_num_accepted_kernel[(-(-rows // block),)](idx_mapping, num_accepted, 1, rows, ROWS=block)
+    block, warps = launch_shape(rows)
+    _fill_num_accepted_kernel[(-(-rows // block),)](
+        idx_mapping, num_accepted, 1, rows, ROWS=block, num_warps=warps
+    )
 
 
 def bare_scatter(
     idx_mapping: torch.Tensor, num_accepted: torch.Tensor, counts: torch.Tensor, rows: int
 ) -> None:
     """The launch of our own kernel with nothing around it."""
-    block = rows_per_program(rows)
+    block, warps = launch_shape(rows)
     _scatter_num_accepted_kernel[(-(-rows // block),)](
-        idx_mapping, counts, num_accepted, rows, ROWS=block
+        idx_mapping, counts, num_accepted, rows, ROWS=block, num_warps=warps
     )

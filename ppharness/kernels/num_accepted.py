@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 INTERPRETED = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else False
-_ROWS_PER_PROGRAM = 128  # on a GPU: small enough to spread the latency of the stores
+_GPU_SHAPE = (128, 4)  # small enough to spread the latency of the stores
 _MAX_ROWS_PER_PROGRAM = 65_536  # under the interpreter a program instance costs about 0.3 ms
 
 
@@ -43,16 +43,17 @@ def _scatter_num_accepted_kernel(
     row = tl.arange(0, ROWS)
     if not ONE_PROGRAM:
         row += tl.program_id(0) * ROWS
-    slot = tl.load(idx_mapping_ptr + row, mask=row < num_reqs, other=-1)
-    count = tl.load(num_sampled_ptr + row, mask=row < num_reqs, other=0)
+    in_batch = row < num_reqs
+    slot = tl.load(idx_mapping_ptr + row, mask=in_batch, other=-1)
+    count = tl.load(num_sampled_ptr + row, mask=in_batch)
     tl.store(num_accepted_ptr + slot, tl.maximum(count, 1), mask=slot >= 0)
 
 
-def rows_per_program(num_reqs: int) -> int:
-    """Block of rows one program handles: all of them under the interpreter."""
+def launch_shape(num_reqs: int) -> tuple[int, int]:
+    """Rows that one program handles, and its warps: all rows under the interpreter."""
     if INTERPRETED:
-        return min(triton.next_power_of_2(max(num_reqs, 16)), _MAX_ROWS_PER_PROGRAM)
-    return _ROWS_PER_PROGRAM
+        return min(triton.next_power_of_2(max(num_reqs, 16)), _MAX_ROWS_PER_PROGRAM), 1
+    return _GPU_SHAPE
 
 
 def one_program(num_reqs: int, rows: int) -> bool:
@@ -72,7 +73,7 @@ def fill_num_accepted(
     """
     num_reqs = idx_mapping.shape[0]
     if num_reqs:
-        rows = rows_per_program(num_reqs)
+        rows, warps = launch_shape(num_reqs)
         _fill_num_accepted_kernel[(-(-num_reqs // rows),)](
             idx_mapping,
             num_accepted,
@@ -80,6 +81,7 @@ def fill_num_accepted(
             num_reqs,
             ROWS=rows,
             ONE_PROGRAM=one_program(num_reqs, rows),
+            num_warps=warps,
         )
 
 
@@ -95,7 +97,7 @@ def scatter_num_accepted(
     """
     num_reqs = idx_mapping.shape[0]
     if num_reqs:
-        rows = rows_per_program(num_reqs)
+        rows, warps = launch_shape(num_reqs)
         _scatter_num_accepted_kernel[(-(-num_reqs // rows),)](
             idx_mapping,
             num_sampled,
@@ -103,6 +105,7 @@ def scatter_num_accepted(
             num_reqs,
             ROWS=rows,
             ONE_PROGRAM=one_program(num_reqs, rows),
+            num_warps=warps,
         )
 
 

@@ -16,7 +16,7 @@ and the token at position ``p + 1`` is ``(x >> 20) mod VOCAB_SIZE`` after the la
 
 from __future__ import annotations
 
-from itertools import accumulate
+from array import array
 
 import numpy as np
 
@@ -29,67 +29,51 @@ EMBED_GAIN = 3_202_034_522_624_059_733
 EMBED_BIAS = 1_442_695_040_888_963_407
 CONV = (3, 5, 7)
 WINDOW = len(CONV)
-_MASK = (1 << 64) - 1
+_TWO_63, _MASK = 1 << 63, (1 << 64) - 1
+
+
+def _wrap(value: int) -> int:
+    """The signed 64-bit integer with the same lowest bits."""
+    return ((value + _TWO_63) & _MASK) - _TWO_63
 
 
 class SequentialRequest:
     """Token ids of one request as a single process would produce them."""
 
     def __init__(self, req_num: int, prompt_len: int, num_stages: int, seed: int):
-        self._temporal = [0] * num_stages
-        self._hidden = np.empty((num_stages + 1, 0), dtype=np.int64)  # after 0, 1, ... stages
-        self._num_kept = 0
-        self._conv = [np.zeros(WINDOW, dtype=np.int64) for _ in range(num_stages)]
+        self._temporal = [0] * num_stages  # S of each stage
+        self._conv = [(0, 0, 0)] * num_stages  # x[p - 1], x[p - 2], x[p - 3] of each stage
+        # [num_stages + 1][num_tokens] after 0, 1, ... stages
+        self._hidden = [array("q") for _ in range(num_stages + 1)]
         self.tokens: list[int] = prompt_token_ids(req_num, prompt_len, seed).tolist()
-        self.tokens.append(self._run(self.tokens))
+        for token in self.tokens:
+            follows = self._run(token)
+        self.tokens.append(follows)
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Tokens at positions ``start`` to ``stop - 1``, prompt and output alike."""
         while len(self.tokens) < stop:
-            self.tokens.append(self._run(self.tokens[-1:]))
+            self.tokens.append(self._run(self.tokens[-1]))
         return self.tokens[start:stop]
 
     def hidden(self, stage: int, start: int, stop: int) -> np.ndarray:
         """Hidden values at positions ``start`` to ``stop - 1`` after `stage` stages."""
         self.token_ids(0, stop + 1)
-        return self._hidden[stage, start:stop]
+        return np.array(self._hidden[stage][start:stop])
 
-    def _run(self, tokens: list[int]) -> int:
-        """Feeds tokens through all stages; returns the token that follows them."""
-        with np.errstate(over="ignore"):
-            x = np.array(tokens, dtype=np.int64) * np.int64(EMBED_GAIN) + np.int64(EMBED_BIAS)
-            layers = [x]
-            for stage in range(len(self._temporal)):
-                layers.append(x := self._stage(x, stage))
-        self._keep(np.stack(layers))
-        return int((x[-1] >> 20) % VOCAB_SIZE)
-
-    def _keep(self, layers: np.ndarray) -> None:
-        """Appends ``[num_stages + 1, num_tokens]`` hidden values, with room for more."""
-        start, stop = self._num_kept, self._num_kept + layers.shape[1]
-        if stop > self._hidden.shape[1]:
-            room = np.empty((layers.shape[0], max(2 * stop, 256)), dtype=np.int64)
-            room[:, :start] = self._hidden[:, :start]
-            self._hidden = room
-        self._hidden[:, start:stop] = layers
-        self._num_kept = stop
-
-    def _stage(self, x: np.ndarray, stage: int) -> np.ndarray:
-        window = np.concatenate([self._conv[stage], x])
-        self._conv[stage] = window[-WINDOW:]
-        u = x.copy()
-        for lag, weight in enumerate(CONV, start=1):
-            u += weight * window[WINDOW - lag : len(window) - lag]
-        bias = STAGE * (stage + 1)
-        states = accumulate(
-            u.tolist(),
-            lambda s, u_p: (DECAY * s + u_p + bias) & _MASK,
-            initial=self._temporal[stage],
-        )
-        history = np.fromiter(states, dtype=np.uint64, count=len(x) + 1)
-        self._temporal[stage] = int(history[-1])
-        y = x + np.int64(GAIN) * history[1:].view(np.int64)
-        return y ^ (y >> 29)
+    def _run(self, token: int) -> int:
+        """Feeds one token through all stages; returns the token that follows it."""
+        x = _wrap(token * EMBED_GAIN + EMBED_BIAS)
+        self._hidden[0].append(x)
+        for stage, (before1, before2, before3) in enumerate(self._conv):
+            u = x + CONV[0] * before1 + CONV[1] * before2 + CONV[2] * before3
+            state = (DECAY * self._temporal[stage] + u + STAGE * (stage + 1)) & _MASK
+            self._temporal[stage] = state
+            self._conv[stage] = (x, before1, before2)
+            y = _wrap(x + GAIN * state)
+            x = y ^ (y >> 29)
+            self._hidden[stage + 1].append(x)
+        return (x >> 20) % VOCAB_SIZE
 
 
 class SequentialReference:

@@ -34,13 +34,16 @@ class BufferJudge:
     def judge(self, snapshot: np.ndarray, expected: Expectation) -> None:
         """One snapshot: canaries, unowned slots, range, count at use, exact buffer."""
         buffer = snapshot[NUM_CANARIES:-NUM_CANARIES].astype(np.int64)
+        self.checks.num_checks += len(buffer) + len(expected.at_use)
+        if self._all_as_expected(snapshot, expected):
+            self._before = buffer
+            return
         phase: Phase = expected.phase  # type: ignore[assignment]
         # What the forward reads is looked at right after preprocess_state, which wrote it.
         self._written_in: Phase = "preprocess_state" if phase == "at_use" else phase
         self._judge_canaries(snapshot, expected.step, phase)
         unowned = expected.exact == UNOWNED
         self._note_trespass(buffer, expected, phase)
-        self.checks.num_checks += len(buffer) + len(expected.at_use)
         wrong = unowned & (buffer != POISON)
         wrong |= ~unowned & ((buffer < 1) | (buffer > self.max_accepted))
         if self.exact:
@@ -58,6 +61,18 @@ class BufferJudge:
         for slot in right_again:
             del self._reported[slot]
         self._before = buffer
+
+    def _all_as_expected(self, snapshot: np.ndarray, expected: Expectation) -> bool:
+        """Whether there is nothing to look at closer: to the letter, and nothing open from before.
+
+        That a target need not follow the letter makes no difference: who does is right.
+        """
+        if self._reported or self._trespass:
+            return False
+        inner = np.where(expected.exact == UNOWNED, POISON, expected.exact)
+        wanted = np.concatenate([self._canaries, inner, self._canaries])
+        at_use = all(expected.exact[slot] == count for slot, count in expected.at_use.items())
+        return at_use and np.array_equal(snapshot, wanted)
 
     def _note_trespass(self, buffer: np.ndarray, expected: Expectation, phase: Phase) -> None:
         if self._before is None:

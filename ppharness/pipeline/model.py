@@ -51,7 +51,6 @@ class StageModel:
         self.states = states
         self.align = scenario.mamba_cache_mode == "align"
         self.bias = _wrap(STAGE * (stage + 1))
-        self.spare = scenario.max_num_reqs  # row of the block table
         device = states.conv.device
         longest = max(r.prompt_tokens + r.max_tokens for r in scenario.requests)
         longest = min(longest, scenario.max_num_batched_tokens)  # tokens of one row in one step
@@ -60,8 +59,8 @@ class StageModel:
         for _ in range(max(longest, scenario.num_speculative_tokens + 1)):
             decay.append(decay[-1] * DECAY % _TWO_64)
             inverse.append(inverse[-1] * undo % _TWO_64)
-        self.decay = torch.tensor([_wrap(v) for v in decay], device=device)  # DECAY ** n
-        self.inverse = torch.tensor([_wrap(v) for v in inverse], device=device)  # DECAY ** -n
+        self.decay = torch.tensor([_wrap(v) for v in decay[1:]], device=device)  # DECAY ** (n + 1)
+        self.inverse = torch.tensor([_wrap(v) for v in inverse[1:]], device=device)
         self.lane = torch.arange(WINDOW + scenario.num_speculative_tokens, device=device)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -77,7 +76,7 @@ class StageModel:
     ) -> torch.Tensor:
         """Runs this stage's layers on a batch; ``[num_tokens]`` for the next stage."""
         states, row, index = self.states, step.row, step.index
-        table = states.block_table[torch.where(step.slot < 0, self.spare, step.slot)]
+        table = states.block_table[step.slot]  # the last row, a spare one, for slot -1
         column = torch.zeros_like(num_computed)
         if self.align:
             last = num_computed + step.num_scheduled - 1
@@ -94,9 +93,10 @@ class StageModel:
         for lag, weight in enumerate(CONV, start=1):
             before = conv[row, (WINDOW + index - lag).clamp_(max=WINDOW - 1)]
             u = u + weight * torch.where(index >= lag, x.roll(lag), before)
-        summed = (u * self.inverse[index + 1]).cumsum(0)
-        ahead = summed[step.start] - (u * self.inverse[index + 1])[step.start]  # rows before
-        history = self.decay[index + 1] * (temporal[row] + summed - ahead[row])
+        scaled = u * self.inverse[index]
+        summed = scaled.cumsum(0)
+        ahead = (summed - scaled)[step.start]  # of the rows before
+        history = self.decay[index] * ((temporal - ahead)[row] + summed)
         self._store(x, conv, history, step, table, column)
         y = x + GAIN * history
         return y ^ (y >> 29)

@@ -19,23 +19,21 @@ class TokenJudge:
         self.reference = reference
         self.num_stages = num_stages
         self._diverged: set[int] = set()  # requests whose values were wrong already
+        self._marks: tuple[tuple[int, int], np.ndarray] | None = None
 
     def marks(self, received: np.ndarray, step: Step, stage: int, filtered: bool) -> None:
         """``[num_tokens, 3]`` marks that came with the hidden states of a step."""
-        rows = [r for r in step.rows if not (filtered and r.filtered)]
         self.checks.num_checks += 3 * len(received)
-        first = np.cumsum([0] + [r.num_scheduled_tokens for r in step.rows])
-        for number, row in enumerate(step.rows):
-            if row not in rows:
-                continue
-            part = received[first[number] : first[number + 1]]
-            want = np.empty_like(part)
-            want[:, 0] = row.req_num
-            want[:, 1] = row.num_computed_tokens + np.arange(row.num_scheduled_tokens)
-            want[:, 2] = stage
-            bad = np.argwhere(part != want)
-            if len(bad):
-                token, field = bad[0]
+        expected = self._marks_of(step, stage)
+        wrong = received != expected
+        if not wrong.any():
+            return
+        end = 0
+        for row in step.rows:
+            start, end = end, end + row.num_scheduled_tokens
+            part, want, bad = received[start:end], expected[start:end], wrong[start:end]
+            if bad.any() and not (filtered and row.filtered):
+                token, field = np.argwhere(bad)[0]
                 self.checks.add(
                     "divergence", step.index, "forward",
                     f"hidden state of request {row.req_id}, token {token} of its row: "
@@ -44,6 +42,18 @@ class TokenJudge:
                     req_id=row.req_id, slot=row.slot,
                     expected=int(want[token, field]), actual=int(part[token, field]),
                 )  # fmt: skip
+
+    def _marks_of(self, step: Step, stage: int) -> np.ndarray:
+        """``[num_tokens, 3]`` the marks that a step's tokens must carry; the last one is kept."""
+        if self._marks is None or self._marks[0] != (step.index, stage):
+            counts = [r.num_scheduled_tokens for r in step.rows]
+            marks = np.full((sum(counts), 3), stage, dtype=np.int64)
+            marks[:, 0] = np.repeat([r.req_num for r in step.rows], counts)
+            marks[:, 1] = np.concatenate(
+                [r.num_computed_tokens + np.arange(r.num_scheduled_tokens) for r in step.rows]
+            )
+            self._marks = ((step.index, stage), marks)
+        return self._marks[1]
 
     def inputs(self, input_ids: np.ndarray, step: Step) -> None:
         """``[num_tokens]`` token ids that the first stage embeds."""

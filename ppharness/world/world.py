@@ -25,7 +25,8 @@ from .perturb import Perturbation
 from .relay_channel import RelayChannel
 
 START_TIMEOUT = 120.0  # seconds; imports of four ranks compete for few cores
-_SPIN = 0.0002  # seconds between looks at the board
+_SPIN = 0.0002  # seconds between first looks at the board, while the other is soon there
+_SPIN_MOST = 0.0006  # later on, so that who waits leaves the cores to who works
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ class World:
         self.board.vote(self.rank, self._votes, mine)
         self._say(what)
         self._hesitate()
-        deadline = time.monotonic() + self.timeout
+        deadline, pause = time.monotonic() + self.timeout, _SPIN
         votes: list[Flags] = []
         while len(votes) < self.world_size:
             vote = self.board.read_vote(len(votes), self._votes)
@@ -248,7 +249,8 @@ class World:
             elif time.monotonic() > deadline:
                 raise TransportError(what, timed_out=True, detail="seen on the board")
             else:
-                time.sleep(_SPIN)
+                time.sleep(pause)
+                pause = min(1.1 * pause, _SPIN_MOST)
         self._say("")
         return votes
 
