@@ -50,8 +50,9 @@ def run(options: argparse.Namespace, plan: object) -> None:
     board.write(layout.rank, None, "start-up")
     world = World(layout, plan, dist.PrefixStore("bench", store), board, timeout=60)
     pp = layout.world_size
-    scenario = Scenario(
+    scenario = Scenario(  # two prompts fill a step, so that a batch of two is on every stage
         name="bench",
+        max_num_batched_tokens=16,
         requests=tuple(
             Request(id=f"r{n}", prompt_tokens=8, max_tokens=options.steps // pp) for n in range(8)
         ),

@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 
 INTERPRETED = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else False
-_GPU_SHAPE = (128, 4)  # small enough to spread the latency of the stores
+# Rows and warps of a program on a GPU, measured by scripts/tune_kernels.py on an H200:
+# small, so that the latency of the stores is spread over many of its processors.
+_GPU_SHAPE, _GPU_SHAPE_OF_MANY, _MANY_ROWS = (128, 4), (256, 8), 4096
 _MAX_ROWS_PER_PROGRAM = 65_536  # under the interpreter a program instance costs about 0.3 ms
 
 
@@ -53,7 +55,7 @@ def launch_shape(num_reqs: int) -> tuple[int, int]:
     """Rows that one program handles, and its warps: all rows under the interpreter."""
     if INTERPRETED:
         return min(triton.next_power_of_2(max(num_reqs, 16)), _MAX_ROWS_PER_PROGRAM), 1
-    return _GPU_SHAPE
+    return _GPU_SHAPE if num_reqs < _MANY_ROWS else _GPU_SHAPE_OF_MANY
 
 
 def one_program(num_reqs: int, rows: int) -> bool:
