@@ -40,9 +40,13 @@ class CheckList:
         self.num_checks = 0
         self._pending: list[_Recorded] = []
 
-    def record(self, tensor: torch.Tensor, judge: Judge) -> None:
-        """Keeps a copy of `tensor` for `judge`, which gets it as an array."""
-        self._pending.append(_Recorded(tensor.clone(), judge))
+    def record(self, tensor: torch.Tensor, judge: Judge, *, copy: bool = True) -> None:
+        """Keeps a copy of `tensor` for `judge`, which gets it as an array.
+
+        Args:
+            copy: False for a tensor that nobody writes to any more.
+        """
+        self._pending.append(_Recorded(tensor.clone() if copy else tensor, judge))
         if len(self._pending) >= _MAX_PENDING:
             self.judge()
 

@@ -88,7 +88,7 @@ class Forward:
         marks = torch.stack(
             [tensors.req_num, batch.positions, torch.full_like(batch.positions, stage)], dim=1
         )
-        self.checks.record(marks, own_view)
+        self.checks.record(marks, own_view, copy=False)
         x = self._first_input(step, tensors, slots) if stage == 0 else self._receive(step)
         num_computed = batch.positions[tensors.start]
         accepted = num_accepted[tensors.slot.clamp(min=0)]
@@ -98,10 +98,10 @@ class Forward:
         went_out = partial(
             self.tokens.values, step=step, stage=stage + 1, filtered=True, incoming=False
         )
-        self.checks.record(x, went_out)
+        self.checks.record(x, went_out, copy=False)
         if not self.is_last:
-            marks[:, 2] += 1
-            self._send(torch.cat([marks, x[:, None]], dim=1))
+            passed = torch.full_like(x, stage + 1)
+            self._send(torch.cat([marks[:, :2], torch.stack([passed, x], dim=1)], dim=1))
         return x
 
     def sample(self, step: Step, x: torch.Tensor, tensors: StepTensors) -> torch.Tensor:
@@ -128,7 +128,8 @@ class Forward:
         if any(r.num_draft_tokens for r in step.rows):
             mine = held[tensors.slot.clamp(min=0)]
             want = [self.drafts_of(r) for r in step.rows]
-            self.checks.record(mine, partial(self.tokens.drafts, step=step, want=want))
+            judge = partial(self.tokens.drafts, step=step, want=want)
+            self.checks.record(mine, judge, copy=False)  # indexing has copied it
 
     def drafts_of(self, row: Row) -> list[int]:
         """A verify row's drafts: right as far as they will be accepted, then wrong."""
@@ -140,7 +141,7 @@ class Forward:
         ids = tensors.input_ids
         last = slots.last_sampled_tokens[tensors.slot.clamp(min=0)].view(-1)
         ids[tensors.start] = torch.where(tensors.decodes > 0, last, ids[tensors.start])
-        self.checks.record(ids, partial(self.tokens.inputs, step=step))
+        self.checks.record(ids, partial(self.tokens.inputs, step=step), copy=False)
         return self.model.embed(ids)
 
     def _receive(self, step: Step) -> torch.Tensor:
@@ -153,8 +154,8 @@ class Forward:
             values = partial(
                 self.tokens.values, step=step, stage=stage, filtered=True, incoming=True
             )
-            self.checks.record(hidden[:, :3], marks)
-            self.checks.record(hidden[:, 3], values)
+            self.checks.record(hidden[:, :3], marks, copy=False)
+            self.checks.record(hidden[:, 3], values, copy=False)
             return hidden[:, 3]
         self.mismatch = True  # the ledger has both sides and tells
         if coming:

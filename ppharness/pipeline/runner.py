@@ -301,7 +301,8 @@ class RankRunner:
         columns = [outputs.idx_mapping, outputs.num_sampled, outputs.num_rejected]
         heads = torch.stack([c.to(torch.int64) for c in columns], dim=1)
         heard = torch.cat([heads, outputs.sampled_tokens], dim=1)
-        self.checks.record(heard, partial(self.forward.tokens.heard, source=source, now=now))
+        judge = partial(self.forward.tokens.heard, source=source, now=now)
+        self.checks.record(heard, judge, copy=False)
 
     def _snapshot(self, expected: Iterator[Expectation]) -> None:
         wanted = next(expected, None)
