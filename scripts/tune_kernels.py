@@ -43,13 +43,14 @@ def main() -> int:
             num_accepted._scatter_num_accepted_kernel,
         )
         empty = partial(bench_kernels.empty, mapping)
+        shape, options = num_accepted.launch_shape(rows)
         print(f"\n{rows} rows; device time / empty kernel's: fill, scatter")
         print("  block" + "".join(f"{f'{w} warps':>16}" for w in WARPS))
         for block in BLOCKS:
             line = []
             for warps in WARPS:
                 grid = (-(-rows // block),)
-                how = {"ROWS": block, "num_warps": warps}
+                how = {**options, "ROWS": block, "num_warps": warps}
                 ratios = []
                 for call in (
                     partial(fill[grid], mapping, buffer, 1, rows, **how),
@@ -59,7 +60,7 @@ def main() -> int:
                     time = statistics.median(device_times(call, 5))
                     base = (base + statistics.median(device_times(empty, 3))) / 2
                     ratios.append(time / base)
-                own = (block, warps) == num_accepted.launch_shape(rows)
+                own = (block, warps) == (shape, options["num_warps"])
                 line.append(f"{'*' if own else ' '}{ratios[0]:>6.2f}{ratios[1]:>7.2f}")
             print(f"{block:>7}" + "".join(f"{text:>16}" for text in line), flush=True)
     return 0

@@ -53,9 +53,9 @@ def scatter_by_row(
 
 def bare_fill(idx_mapping: torch.Tensor, num_accepted: torch.Tensor, rows: int) -> None:
     """The launch of our own kernel with nothing around it."""
-    block, warps = launch_shape(rows)
+    block, options = launch_shape(rows)
     _fill_num_accepted_kernel[(-(-rows // block),)](
-        idx_mapping, num_accepted, 1, rows, ROWS=block, num_warps=warps
+        idx_mapping, num_accepted, 1, rows, ROWS=block, **options
     )
 
 
@@ -63,7 +63,7 @@ def bare_scatter(
     idx_mapping: torch.Tensor, num_accepted: torch.Tensor, counts: torch.Tensor, rows: int
 ) -> None:
     """The launch of our own kernel with nothing around it."""
-    block, warps = launch_shape(rows)
+    block, options = launch_shape(rows)
     _scatter_num_accepted_kernel[(-(-rows // block),)](
-        idx_mapping, counts, num_accepted, rows, ROWS=block, num_warps=warps
+        idx_mapping, counts, num_accepted, rows, ROWS=block, **options
     )

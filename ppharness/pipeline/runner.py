@@ -111,12 +111,15 @@ class RankRunner:
                 self.calls.fail("forward", step.index, error)
             self.calls.end_of_step(step.index)
             self.steps_run += 1
-            if self.judge_each_step and not self.world.device_lost:
+            on_gpu = self.world.device.type == "cuda"
+            if self.judge_each_step and not on_gpu:
                 self.calls.judge(step.index)
             agreed = self.world.agree(self.calls.failed)
             if agreed.device_lost:  # what is on its way will never come
                 self.checks.discard()
                 break
+            if self.judge_each_step and on_gpu:  # what came from a broken GPU proves nothing
+                self.calls.judge(step.index)
             if agreed.stop or not agreed.same:
                 self._settle(step)
                 break
