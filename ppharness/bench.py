@@ -51,11 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"ppharness.bench: error: it needs a GPU: {why_no_gpu()}\n")
         return 2
     vllm = _vllm_state(options.vllm, max(options.rows))
-    figures = [
-        measure(name, rows, call)
-        for rows in options.rows
-        for name, call in calls_of(rows, vllm).items()
-    ]
+    figures = [f for rows in options.rows for f in measure(rows, calls_of(rows, vllm))]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     print(table(figures))
     missed = beyond_limits(figures)
@@ -110,13 +106,20 @@ def calls_of(rows: int, vllm: Any) -> dict[str, Callable[[], object]]:
     return calls
 
 
-def measure(name: str, rows: int, call: Callable[[], object]) -> Figure:
-    """One call's device and host time."""
-    device, host = device_times(call), host_times(call)
-    return Figure(
-        name, rows,
-        statistics.median(device), _spread(device), statistics.median(host), _spread(host),
-    )  # fmt: skip
+def measure(rows: int, calls: dict[str, Callable[[], object]]) -> list[Figure]:
+    """Device and host time of each way, at one size."""
+    host = host_times(calls)
+    figures = []
+    for name, call in calls.items():
+        device = device_times(call)
+        figures.append(
+            Figure(
+                name, rows,
+                statistics.median(device), _spread(device),
+                statistics.median(host[name]), _spread(host[name]),
+            )
+        )  # fmt: skip
+    return figures
 
 
 def device_times(call: Callable[[], object], rounds: int = _ROUNDS) -> list[float]:
@@ -146,19 +149,25 @@ def device_times(call: Callable[[], object], rounds: int = _ROUNDS) -> list[floa
     return out
 
 
-def host_times(call: Callable[[], object], rounds: int = _ROUNDS) -> list[float]:
-    """Microseconds that a call takes on the host, one figure a round."""
+def host_times(
+    calls: dict[str, Callable[[], object]], rounds: int = _ROUNDS
+) -> dict[str, list[float]]:
+    """Microseconds that each call takes on the host, one figure a round.
+
+    All are timed in every round, since a processor's speed changes over time.
+    """
     import torch
 
-    out = []
+    out: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 2):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(200):
-            call()
-        spent = time.perf_counter() - started
-        if number >= 2:
-            out.append(spent * 1e6 / 200)
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(200):
+                call()
+            spent = time.perf_counter() - started
+            if number >= 2:
+                out[name].append(spent * 1e6 / 200)
     return out
 
 
