@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .num_accepted import launch_shape, one_program
+from .num_accepted import launch_shape
 
 
 class Recurrent(Protocol):
@@ -150,14 +150,14 @@ def preprocess_align(
     num_reqs, states = idx_mapping.shape[0], tables.recurrent
     if num_reqs == 0:
         return
-    rows, _ = launch_shape(num_reqs)
+    rows, options = launch_shape(num_reqs)
     _preprocess_align_kernel[(-(-num_reqs // rows),)](
         idx_mapping, query_start_loc, num_computed, num_accepted, tables.state_idx,
         states.block_table, states.block_table.stride(0),
         states.conv, states.conv.stride(0), states.temporal, num_reqs,
         BLOCK_SIZE=states.block_size, WINDOW=states.window,
         WINDOW_BLOCK=triton.next_power_of_2(states.window), ROWS=rows,
-        ONE_PROGRAM=one_program(num_reqs, rows),
+        ONE_PROGRAM=options.get("ONE_PROGRAM", False),
     )  # fmt: skip
 
 
@@ -178,12 +178,12 @@ def postprocess_align(
     num_reqs, states = idx_mapping.shape[0], tables.recurrent
     if num_reqs == 0:
         return
-    rows, _ = launch_shape(num_reqs)
+    rows, options = launch_shape(num_reqs)
     _postprocess_align_kernel[(-(-num_reqs // rows),)](
         idx_mapping, num_computed, num_accepted, tables.state_idx,
         states.block_table, states.block_table.stride(0),
         states.conv, states.conv.stride(0), states.temporal, num_reqs,
         BLOCK_SIZE=states.block_size, WINDOW=states.window,
         WINDOW_BLOCK=triton.next_power_of_2(states.window), ROWS=rows,
-        ONE_PROGRAM=one_program(num_reqs, rows),
+        ONE_PROGRAM=options.get("ONE_PROGRAM", False),
     )  # fmt: skip

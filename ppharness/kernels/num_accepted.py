@@ -17,7 +17,7 @@ INTERPRETED = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else Fa
 # Rows and warps of a program on a GPU, measured by scripts/tune_kernels.py on an H200:
 # small, so that the latency of the stores is spread over many of its processors.
 _GPU_SHAPE, _GPU_SHAPE_OF_MANY, _MANY_ROWS = (128, 4), (256, 8), 4096
-_MAX_ROWS_PER_PROGRAM = 65_536  # under the interpreter a program instance costs about 0.3 ms
+_MAX_ROWS_PER_PROGRAM = 65_536
 
 
 @triton.jit(do_not_specialize=["num_reqs", "num_sampled"])
@@ -61,9 +61,10 @@ def _scatter_num_accepted_kernel(
 
 
 def launch_shape(num_reqs: int) -> tuple[int, dict[str, Any]]:
-    """Rows that one program handles (all of them under the interpreter), and launch options."""
-    if INTERPRETED:
-        return min(triton.next_power_of_2(max(num_reqs, 16)), _MAX_ROWS_PER_PROGRAM), {}
+    """Rows that one program handles, and what else a launch is given."""
+    if INTERPRETED:  # all rows, since a program instance costs about 0.3 ms
+        rows = min(triton.next_power_of_2(max(num_reqs, 16)), _MAX_ROWS_PER_PROGRAM)
+        return rows, {"ONE_PROGRAM": num_reqs <= rows}
     rows, warps = _GPU_SHAPE if num_reqs < _MANY_ROWS else _GPU_SHAPE_OF_MANY
     return rows, _launch_options(warps)
 
@@ -78,11 +79,6 @@ def _launch_options(num_warps: int) -> dict[str, Any]:
     ):
         return {"num_warps": num_warps}
     return {"num_warps": num_warps, "OVERLAP": True, "launch_pdl": True}
-
-
-def one_program(num_reqs: int, rows: int) -> bool:
-    """Whether to run the kernels' form for a grid of one, which the interpreter runs faster."""
-    return INTERPRETED and num_reqs <= rows
 
 
 def fill_num_accepted(
@@ -104,7 +100,6 @@ def fill_num_accepted(
             max(num_sampled, 1),
             num_reqs,
             ROWS=rows,
-            ONE_PROGRAM=one_program(num_reqs, rows),
             **options,
         )
 
@@ -128,7 +123,6 @@ def scatter_num_accepted(
             num_accepted,
             num_reqs,
             ROWS=rows,
-            ONE_PROGRAM=one_program(num_reqs, rows),
             **options,
         )
 
