@@ -197,6 +197,7 @@ def run_options(
         perturb=options.perturb,
         ledger=options.ledger,
         trace=options.trace is not None,
+        report=options.json,
     )
 
 

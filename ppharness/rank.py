@@ -32,8 +32,10 @@ from .trouble import Note, exchange, take_turn
 from .world.board import Board
 from .world.device import DevicePlan
 from .world.errors import TransportError, text_of
+from .world.flight_record import record_prefix, save_flight_record
 from .world.layout import Layout
 from .world.processes import die_with_parent
+from .world.stacks import ask_stack, offer_stack
 from .world.watch import LEFT, Watch
 from .world.world import START_TIMEOUT, World
 
@@ -76,6 +78,7 @@ class RankProcess:
     def main(self) -> NoReturn:
         """Runs and ends the process; never returns."""
         die_with_parent()
+        self.store.set(f"stack/{self.layout.rank}", offer_stack())
         torch.set_num_threads(1)  # ranks share the cores of one machine
         self.watch.start()
         try:
@@ -213,6 +216,8 @@ class RankProcess:
         try:
             note = self._note(why, error)
             notes = exchange(self.store, note, self.layout.world_size, self._missing)
+            if self.plan.backend == "nccl" and self.options.report:
+                save_flight_record(self.options.report, self.layout.rank)
             if take_turn(self.store, self.layout.rank, sorted(notes)):
                 code = self._report_trouble(self._troubled_report(notes, why))
                 self.store.set("reported", str(code))
@@ -271,6 +276,9 @@ class RankProcess:
             self.options, self.plan, layout.world_size, layout.local_world_size
         )
         report.scenarios, report.interrupted = self.finished, interrupted
+        if report.world["backend"] == "nccl" and self.options.report:
+            prefix = record_prefix(self.options.report)
+            report.notes.append(f"NCCL's flight record of each rank that answered: {prefix}*")
         self._count_injections(report)
         return report
 
@@ -282,7 +290,10 @@ class RankProcess:
 
     def _note_of_silent(self, rank: int, dead: set[int]) -> Note:
         seen = self.board.read(rank) if self.board else None
-        local = seen is not None
+        alive = seen is not None and rank not in dead
+        stack = ""
+        if seen is not None and alive and self.store.check([f"stack/{rank}"]):
+            stack = ask_stack(seen.pid, self.store.get(f"stack/{rank}").decode())
         return Note(
             rank=rank,
             label=self.layout.label(rank),
@@ -293,7 +304,8 @@ class RankProcess:
             why="",
             scenario=self.current,
             answered=False,
-            alive=local and rank not in dead,
+            alive=alive,
+            stack=stack,
         )
 
     def _skip_rest(self, first: int, reason: str) -> None:

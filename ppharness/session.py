@@ -39,6 +39,7 @@ class RunOptions:
     perturb: int | None = None
     ledger: bool = True
     trace: bool = False
+    report: str | None = None  # path of the JSON, beside which other files are put
 
 
 @dataclass

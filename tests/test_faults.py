@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-import psutil
 import pytest
-from worlds import TORCHRUN, Run, WarmPython, run_fresh
+from worlds import TORCHRUN, Run, WarmPython, processes_in, run_fresh
 
 NPROC = 3
 RANKS = {"first": 0, "middle": 1, "last": 2}
@@ -192,19 +191,3 @@ def test_restart_under_torchrun_runs_the_rest(tmp_path: Path) -> None:
     )
     assert run.outcomes() == {"hit": "hung", "after": "passed"}
     assert run.findings("hit")[0]["label"] == "PP1"
-
-
-def processes_in(folder: Path) -> list[psutil.Process]:
-    """Processes that still run in a folder; ranks inherit theirs.  Up to 3 s to go."""
-    deadline = time.monotonic() + 3
-    while True:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                continue
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.1)

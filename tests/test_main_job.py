@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
-import subprocess
 import sys
-import time
 import uuid
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from worlds import JSON, PPHARNESS, TORCHRUN, Run, WarmPython, environment, run_fresh, target
+from worlds import JSON, TORCHRUN, Run, WarmPython, run_fresh, target
 
 TWO_CHUNKS = """
 name: two-chunks
@@ -45,12 +40,6 @@ FOR_THREE = """
 name: for-three
 pp_size: 3
 requests: [{id: a, prompt_tokens: 5, max_tokens: 3}]
-"""
-# More steps than any test waits for.
-LONG = """
-name: long
-max_num_reqs: 2
-requests: [{id: a, prompt_tokens: 5, max_tokens: 4000}]
 """
 WRONG = target("wrong_state.py:CountsDrafts")  # fails in `verify`, passes without drafts
 
@@ -452,80 +441,3 @@ def check_refused(run: Run, said: list[str]) -> None:
         assert part in errors[0]
     rest = [line for line in run.stderr.splitlines() if line not in errors]
     assert not rest or rest[0].startswith("usage: ")
-
-
-# ---- interrupts -----------------------------------------------------------------------
-
-
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a long run in a session of its own and waits until it runs."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(*command: str) -> subprocess.Popen[str]:
-        scenarios = write(tmp_path, FILL, LONG)
-        with open(tmp_path / "stderr", "w") as stderr, open(tmp_path / "stdout", "w") as stdout:
-            process = subprocess.Popen(
-                [*command, "--device", "cpu", "--json", JSON, *scenarios], cwd=tmp_path,
-                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True,
-                start_new_session=True, env=environment(),
-            )  # fmt: skip
-        processes.append(process)
-        wait_until(lambda: "[1/2] fill" in (tmp_path / "stderr").read_text(), process)
-        time.sleep(0.5)  # into the long one
-        assert process.poll() is None
-        return process
-
-    yield start
-    for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def wait_until(true: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert process.poll() is None, "ended too early"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def interrupt(process: subprocess.Popen[str], *, group: bool) -> list[psutil.Process]:
-    """Sends SIGINT and waits for the end; returns what has outlived it."""
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert family
-    (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
-    process.wait(timeout=30)
-    return psutil.wait_procs(family, timeout=5)[1]
-
-
-@pytest.mark.parametrize("group", [True, False], ids=["group", "launcher"])
-def test_interrupted(
-    tmp_path: Path, started: Callable[..., subprocess.Popen[str]], group: bool
-) -> None:
-    """Ctrl-C on a terminal reaches the whole group, `kill -INT` the launcher alone."""
-    process = started(*PPHARNESS, "run", "--nproc", "3")
-    assert interrupt(process, group=group) == []
-    assert process.returncode == 130
-    report = json.loads((tmp_path / JSON).read_text())
-    check_result(report, ["PP0", "PP1", "PP2"])
-    assert report["exit_code"] == 130
-    fill, long = report["scenarios"]
-    assert (fill["name"], fill["outcome"]) == ("fill", "passed")
-    assert long["name"] == "long"
-    assert not long["findings"]
-    assert "Traceback" not in (tmp_path / "stderr").read_text()
-    assert "fill" in (tmp_path / "stdout").read_text()
-
-
-def test_interrupted_under_torchrun(
-    tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
-) -> None:
-    process = started(*TORCHRUN, "--nproc-per-node", "2", "-m", "ppharness")
-    assert interrupt(process, group=True) == []
-    assert process.returncode != 0
-    report = json.loads((tmp_path / JSON).read_text())
-    assert [s["name"] for s in report["scenarios"]] == ["fill", "long"]
-    assert report["scenarios"][0]["outcome"] == "passed"
-    assert report["exit_code"] == 130

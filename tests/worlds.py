@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 TARGETS = Path(__file__).resolve().parent / "targets"
 PPHARNESS = (sys.executable, "-m", "ppharness")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -77,6 +79,22 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     """What ``--json result.json`` left in `folder`, None where it left nothing."""
     path = folder / JSON
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Processes that still run in a folder; ranks inherit theirs.  Up to 3 s to go."""
+    deadline = time.monotonic() + 3
+    while True:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
 
 
 class WarmPython:

@@ -161,9 +161,9 @@ class RankRunner:
         self._apply_sampled(step)
         self._snapshot(expected)
         self._free(step)
-        self._snapshot(expected)
+        self._snapshot(expected, touched=bool(step.freed))
         self._add(step)
-        self._snapshot(expected)
+        self._snapshot(expected, touched=bool(step.added))
         if not step.rows:
             self.forward.note(step)
             return
@@ -307,7 +307,8 @@ class RankRunner:
         judge = partial(self.forward.tokens.heard, source=source, now=now)
         self.checks.record(heard, judge, copy=False)
 
-    def _snapshot(self, expected: Iterator[Expectation]) -> None:
+    def _snapshot(self, expected: Iterator[Expectation], *, touched: bool = True) -> None:
+        """Records the buffer after a phase; nothing is new where no call was made in it."""
         wanted = next(expected, None)
-        if wanted is not None and not self.calls.failed:
+        if wanted is not None and touched and not self.calls.failed:
             self.checks.record(self.guard.snapshot(), partial(self.buffers.judge, expected=wanted))

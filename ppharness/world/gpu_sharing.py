@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .device import DevicePlan
+from .flight_record import remember_collectives
 from .layout import Layout
 
 _ONE_GPU_SUPPORTED = (2, 30)  # NCCL_MULTI_RANK_GPU_ENABLE
@@ -31,6 +32,7 @@ def prepare_nccl(plan: DevicePlan, layout: Layout) -> None:
         ("TORCH_NCCL_DUMP_ON_TIMEOUT", "0"),
     ):
         os.environ.setdefault(name, value)
+    remember_collectives()
     if plan.ranks_per_gpu(layout.local_world_size) <= 1:
         return
     if nccl_version() >= _ONE_GPU_SUPPORTED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -180,3 +181,21 @@ class RelayConstructor(BuiltinTarget):
 class TargetConstructor(BuiltinTarget):
     def __init__(self) -> None:
         raise RuntimeError(MESSAGE)
+
+
+def search_for_ever() -> None:
+    """A regular expression that takes longer than the universe has, and keeps the lock."""
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+class _HoldsTheLock(BuiltinMambaState):
+    def preprocess_state(self, batch: InputBatch, num_computed_tokens: torch.Tensor) -> None:
+        if self.config.pp_rank == 1 and batch.step == 3:
+            search_for_ever()
+
+
+class HoldsTheLock(BuiltinTarget):
+    """Its second stage never gives the interpreter's lock back."""
+
+    name = "holds-the-lock"
+    mamba_state_class = _HoldsTheLock
