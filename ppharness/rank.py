@@ -147,6 +147,7 @@ class RankProcess:
         world.at(None, "load the target")
         target = load_target(options.target)
         world.meet()
+        gc.set_threshold(50_000, 20, 100)  # short-lived objects are many, cycles few
         gc.freeze()  # what was imported stays: no collection looks at it again
         self.report = new_report(options, target, world)
         self.report.notes += [n for n in [world.plan.note] if n]
