@@ -25,8 +25,8 @@ from .perturb import Perturbation
 from .relay_channel import RelayChannel
 
 START_TIMEOUT = 120.0  # seconds; imports of four ranks compete for few cores
-_SPIN = 0.0002  # seconds between first looks at the board, while the other is soon there
-_SPIN_MOST = 0.0006  # later on, so that who waits leaves the cores to who works
+_SPIN = 0.0004  # seconds between first looks at the board, while the other is soon there
+_SPIN_MOST = 0.001  # later on, so that who waits leaves the cores to who works
 
 
 @dataclass(frozen=True)
