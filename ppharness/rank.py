@@ -26,6 +26,7 @@ from .injection import parse_injection
 from .pipeline.faults import Faults
 from .pipeline.target_calls import describe_exception
 from .restarts import Restarts, troubled_scenario
+from .roll_call import RollCall
 from .session import RunOptions, new_report, not_run, run_scenario
 from .targets.loading import TargetError, load_target
 from .trouble import Note, exchange, take_turn
@@ -35,7 +36,7 @@ from .world.errors import TransportError, text_of
 from .world.flight_record import record_prefix, save_flight_record
 from .world.layout import Layout
 from .world.processes import die_with_parent
-from .world.stacks import ask_stack, offer_stack
+from .world.stacks import offer_stack
 from .world.watch import LEFT, Watch
 from .world.world import START_TIMEOUT, World
 
@@ -238,29 +239,29 @@ class RankProcess:
     def _missing(self) -> set[int]:
         return self.watch.dead_peers()
 
+    def _roll_call(self) -> RollCall:
+        return RollCall(self.layout, self.store, self.board, self._missing())
+
     def _note(self, why: str, error: BaseException | None) -> Note:
-        seen = self.board.read(self.layout.rank) if self.board else None
+        roll = self._roll_call()
         return Note(
+            **asdict(roll.own()),
             rank=self.layout.rank,
             label=self.label,
-            step=seen.step if seen else None,
-            phase=seen.phase if seen else "",
-            waiting=seen.waiting if seen else "",
-            still=time.monotonic() - seen.since if seen else 0.0,
             why=why,
             stack=stack_of(error) if error else self.watch.main_stack(),
             scenario=self.current,
             raised=error is not None and not isinstance(error, TransportError),
             findings=[asdict(f) for f in self.partial],
+            peers=roll.peers(),
         )
 
     def _troubled_report(self, notes: dict[int, Note], why: str) -> RunReport:
         """The report of a run that did not come to its end."""
-        layout = self.layout
-        dead = self._missing()
+        layout, roll = self.layout, self._roll_call()
         for rank in range(layout.world_size):
             if rank not in notes:
-                notes[rank] = self._note_of_silent(rank, dead)
+                notes[rank] = roll.note_of_silent(rank, self.current, list(notes.values()))
         notes = dict(sorted(notes.items()))
         interrupted = self.watch.interrupted_at is not None and why == "interrupted"
         number = min(max(n.scenario for n in notes.values()), len(self.options.scenarios) - 1)
@@ -288,26 +289,6 @@ class RankProcess:
         report.injections = {
             i.text: int(self.store.check([f"fired/{i.text}"])) for i in self.injections
         }
-
-    def _note_of_silent(self, rank: int, dead: set[int]) -> Note:
-        seen = self.board.read(rank) if self.board else None
-        alive = seen is not None and rank not in dead
-        stack = ""
-        if seen is not None and alive and self.store.check([f"stack/{rank}"]):
-            stack = ask_stack(seen.pid, self.store.get(f"stack/{rank}").decode())
-        return Note(
-            rank=rank,
-            label=self.layout.label(rank),
-            step=seen.step if seen else None,
-            phase=seen.phase if seen else "",
-            waiting=seen.waiting if seen else "",
-            still=time.monotonic() - seen.since if seen else 0.0,
-            why="",
-            scenario=self.current,
-            answered=False,
-            alive=alive,
-            stack=stack,
-        )
 
     def _skip_rest(self, first: int, reason: str) -> None:
         for scenario in self.options.scenarios[first:]:

@@ -19,6 +19,17 @@ _REPORT_TIME = 10.0  # seconds a reporter may take before the next rank does it
 
 
 @dataclass
+class Seen:
+    """What a host's board says of a rank."""
+
+    step: int | None
+    phase: str
+    waiting: str  # what it waits for, "" when its own code runs
+    still: float  # seconds since it last moved
+    alive: bool
+
+
+@dataclass
 class Note:
     """What one rank says when a run is in trouble."""
 
@@ -35,6 +46,7 @@ class Note:
     answered: bool = True  # False: made by the reporter for a rank that did not answer
     alive: bool = True
     findings: list[dict[str, Any]] = field(default_factory=list)
+    peers: dict[str, dict[str, Any]] = field(default_factory=dict)  # rank -> `Seen`, of its host
 
     @property
     def position(self) -> str:

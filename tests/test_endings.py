@@ -5,15 +5,28 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from worlds import JSON, PPHARNESS, TORCHRUN, WarmPython, environment, processes_in, target
+from worlds import (
+    JSON,
+    PPHARNESS,
+    TORCHRUN,
+    WarmPython,
+    environment,
+    processes_in,
+    read_report,
+    run_fresh,
+    target,
+)
 
 FILL = """
 name: fill
@@ -151,6 +164,40 @@ def test_a_stopped_rank_is_named(tmp_path: Path, started: Start) -> None:
     assert not processes_in(tmp_path)
     (finding,) = result_in(tmp_path)["scenarios"][1]["findings"]
     assert (finding["kind"], finding["label"]) == ("hang", "PP1")
+
+
+def test_a_rank_that_leaves_at_start_up_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "short.yaml").write_text(SHORT)
+    run = run_fresh(
+        tmp_path, "short.yaml", "--json", JSON, "--target", target("leaving.py:LeavesAtStartUp"),
+        command=UNDER_TORCHRUN,
+    )  # fmt: skip
+    assert not processes_in(tmp_path)
+    assert run.code == 1
+    (finding,) = run.findings()
+    assert (finding["kind"], finding["label"]) == ("lost_rank", "PP1")
+    assert [r["label"] for r in run.scenarios[0]["ranks"]] == ["PP0", "PP1", "PP2"]
+
+
+@pytest.mark.parametrize("rank", [0, 3], ids=["first-node", "second-node"])
+def test_two_nodes_lose_a_rank(tmp_path: Path, rank: int) -> None:
+    """The other node hears of it: the report is whole and names the right one."""
+    (tmp_path / "short.yaml").write_text(SHORT)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    agent = [
+        "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", uuid.uuid4().hex,
+        "--local-addr", "127.0.0.1", "-m", "ppharness", "--device", "cpu", "--json", JSON,
+        "--inject", f"kill@{rank}:4", "short.yaml",
+    ]  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: run_fresh(tmp_path, *agent, command=TORCHRUN), range(2)))
+    assert not processes_in(tmp_path)
+    report = read_report(tmp_path)
+    assert report is not None and report["exit_code"] == 3
+    (finding,) = report["scenarios"][0]["findings"]
+    assert (finding["kind"], finding["rank"], finding["step"]) == ("lost_rank", rank, 4)
 
 
 def test_a_rank_that_runs_no_python_shows_its_stack(
