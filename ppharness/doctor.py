@@ -9,9 +9,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-from .world.device import why_no_gpu
-
-_LITTLE_MEMORY = 1 << 30  # bytes that a rank with its context and NCCL takes
+from .world.device import LITTLE_MEMORY, why_no_gpu
 
 
 @dataclass(frozen=True)
@@ -109,10 +107,10 @@ def _look_at(number: int) -> Gpu:
             what = f"no free memory: other processes hold it ({what})"
         return Gpu(f"GPU {number}", 0, 0, what)
     problem = ""
-    if free < _LITTLE_MEMORY:
+    if free < LITTLE_MEMORY:
         problem = (
             f"only {free >> 20} MiB of its memory are free; a rank takes about "
-            f"{_LITTLE_MEMORY >> 20} MiB"
+            f"{LITTLE_MEMORY >> 20} MiB"
         )
     elif "MIG" in name:
         problem = "a MIG slice: NCCL cannot connect several slices, use --nproc 1 or whole GPUs"

@@ -107,3 +107,44 @@ def test_cuda_that_is_asked_for_and_not_there_is_refused(machine, visible):
     machine(visible=visible)
     with pytest.raises(WorldError, match="no usable GPU"):
         plan_device("cuda")
+
+
+@pytest.fixture
+def smi(monkeypatch, tmp_path):
+    """A driver's tool that says how many MiB are free on each GPU, and notes its arguments."""
+
+    def make(*free):
+        tool = tmp_path / "nvidia-smi"
+        lines = "\n".join(map(str, free))
+        tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nprintf "{lines}\\n"\n')
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        monkeypatch.setattr(device, "_set_triton_mode", lambda interpret: None)
+        return tmp_path / "asked"
+
+    return make
+
+
+def test_a_full_gpu_is_left_alone(machine, smi):
+    machine(count=2)
+    smi(90000, 300)
+    plan = plan_device("auto")
+    assert (plan.kind, plan.num_gpus, plan.backend) == ("cpu", 0, "gloo")
+    assert plan.note is not None
+    assert plan.note.startswith("running on the CPU: GPU 1 has only 300 MiB")
+    with pytest.raises(WorldError, match="GPU 1 has only 300 MiB of its memory free"):
+        plan_device("cuda")
+
+
+def test_only_visible_gpus_are_asked_about(machine, smi):
+    machine(count=1, visible="3")
+    asked = smi(90000)
+    plan = plan_device("auto")
+    assert (plan.kind, plan.num_gpus, plan.note) == ("cuda", 1, None)
+    assert asked.read_text().split()[-2:] == ["-i", "3"]
+
+
+def test_a_tool_that_says_nothing_useful_hinders_nobody(machine, smi):
+    machine(count=1)
+    smi("[N/A]")
+    assert plan_device("cuda").kind == "cuda"

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 
 from .errors import WorldError
+
+_DRIVER = "/proc/driver/nvidia"
+LITTLE_MEMORY = 1 << 30  # bytes that a rank with its context and NCCL takes
 
 
 @dataclass(frozen=True)
@@ -43,14 +48,40 @@ def plan_device(requested: str) -> DevicePlan:
         import torch
 
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if requested == "cuda" and num_gpus == 0:
-        raise WorldError(f"--device cuda: no usable GPU was found ({why_no_gpu()})")
-    kind = "cuda" if num_gpus else "cpu"
+    reason = why_full() if num_gpus else why_no_gpu() if requested != "cpu" else ""
+    if requested == "cuda" and reason:
+        raise WorldError(f"--device cuda: no usable GPU was found ({reason})")
+    kind = "cpu" if reason or not num_gpus else "cuda"
     _set_triton_mode(interpret=kind == "cpu")
     note = None
-    if requested == "auto" and kind == "cpu" and os.path.exists("/proc/driver/nvidia"):
-        note = f"running on the CPU: {why_no_gpu()}"
-    return DevicePlan(kind, num_gpus, note)
+    if requested == "auto" and kind == "cpu" and (num_gpus or os.path.exists(_DRIVER)):
+        note = f"running on the CPU: {reason}"
+    return DevicePlan(kind, num_gpus if kind == "cuda" else 0, note)
+
+
+def why_full() -> str:
+    """The first visible GPU without room for a rank, "" when all have it or nobody knows."""
+    for number, free in enumerate(free_memory()):
+        if free < LITTLE_MEMORY:
+            return (
+                f"GPU {number} has only {free >> 20} MiB of its memory free, a rank takes about "
+                f"{LITTLE_MEMORY >> 20} MiB"
+            )
+    return ""
+
+
+def free_memory() -> list[int]:
+    """Bytes free on each visible GPU, by the driver's own tool, which leaves CUDA alone."""
+    tool, visible = shutil.which("nvidia-smi"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if tool is None:
+        return []
+    command = [tool, "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    command += ["-i", visible] if visible else []
+    try:
+        out = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return [int(line) << 20 for line in out.stdout.split()]
+    except (OSError, ValueError, subprocess.SubprocessError):  # of a MIG slice it knows nothing
+        return []
 
 
 def why_no_gpu() -> str:
@@ -62,7 +93,7 @@ def why_no_gpu() -> str:
         return "this torch is built without CUDA"
     if visible is not None and visible.strip() in ("", "-1"):
         return f"CUDA_VISIBLE_DEVICES is {visible!r}, which hides every GPU"
-    if not os.path.exists("/proc/driver/nvidia") and not os.path.exists("/dev/nvidiactl"):
+    if not os.path.exists(_DRIVER) and not os.path.exists("/dev/nvidiactl"):
         return "no NVIDIA driver is loaded"
     if visible is not None:
         return f"CUDA_VISIBLE_DEVICES is {visible!r}, which names no usable GPU"
