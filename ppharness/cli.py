@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .arguments import build_parser, rank_parser
-from .report.files import ReportFiles, check_writable
-from .scenario.catalog import UsageError, resolve, select
-from .scenario.model import Scenario
+from .request import (
+    chosen_scenarios,
+    report_files,
+    reproduce_command,
+    run_options,
+    show_and_write,
+)
+from .scenario.catalog import UsageError, resolve
 from .scenario.reading import ScenarioError
 
 if TYPE_CHECKING:
     from .findings import RunReport
-    from .session import RunOptions
 
 TARGETS = {
     "builtin": "the built-in state module, relay and slots",
@@ -151,90 +153,3 @@ def _rank(options: argparse.Namespace) -> int:
 
     progress = RunProgress(quiet=options.quiet)
     RankProcess(run_options(options, scenarios, plan.kind), plan, publish, progress).main()
-
-
-def chosen_scenarios(options: argparse.Namespace) -> list[Scenario]:
-    """What the command line names, after ``-k``.
-
-    Raises:
-        ScenarioError, UsageError: a bad file, a name that is not known, no match.
-    """
-    scenarios = select(resolve(options.scenarios), options.expression)
-    if not scenarios:
-        raise UsageError(f"-k {options.expression!r} matches no scenario")
-    return scenarios
-
-
-def report_files(options: argparse.Namespace) -> ReportFiles:
-    """The files to write, checked before anything runs.
-
-    Raises:
-        UsageError: one cannot be written.
-    """
-    kinds = ("json", "junit", "markdown", "html", "trace")
-    files = ReportFiles(**{kind: getattr(options, kind) for kind in kinds})
-    if os.environ.get("RANK", "0") == "0" and (problems := check_writable(files)):
-        raise UsageError("\n".join(problems))
-    return files
-
-
-def run_options(
-    options: argparse.Namespace, scenarios: Sequence[Scenario], device: str
-) -> RunOptions:
-    """The command line as every rank needs it, on the `device` that was chosen."""
-    from .session import RunOptions
-
-    return RunOptions(
-        scenarios=tuple(scenarios),
-        target=options.target,
-        device=options.device,
-        tp_size=options.tp,
-        seed=options.seed,
-        timeout=options.timeout,
-        stop_at_first=options.stop_at_first,
-        judge_each_step=options.check == "each-step" or device == "cpu",
-        injections=tuple(options.inject),
-        perturb=options.perturb,
-        ledger=options.ledger,
-        trace=options.trace is not None,
-        report=options.json,
-    )
-
-
-def reproduce_command(options: argparse.Namespace, nproc: int) -> str:
-    """The command that runs one scenario again; ``{file}`` stands for it."""
-    parts = ["ppharness", "run", "--nproc", str(nproc)]
-    for flag, value, default in (
-        ("--target", options.target, "builtin"),
-        ("--device", options.device, "auto"),
-        ("--tp", options.tp, 1),
-        ("--seed", options.seed, 0),
-        ("--perturb", options.perturb, None),
-    ):
-        if value != default:
-            parts += [flag, shlex.quote(str(value))]
-    for injection in options.inject:
-        parts += ["--inject", shlex.quote(injection)]
-    if not options.ledger:
-        parts.append("--no-ledger")
-    return " ".join([*parts, "{file}", "-k", "{scenario}"])
-
-
-def show_and_write(report: RunReport, options: argparse.Namespace, files: ReportFiles) -> int:
-    """The result on stdout and in the files; a file that cannot be written is an error."""
-    from .report.console import render
-    from .report.files import write_reports
-
-    verbosity = -1 if options.quiet else options.verbose
-    color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    width = shutil.get_terminal_size((100, 24)).columns
-    try:
-        print(render(report, verbosity=verbosity, width=width, color=color), flush=True)
-    except (BrokenPipeError, OSError) as error:
-        sys.stderr.write(f"ppharness: error: the result could not be shown: {error}\n")
-    for text in report.missed:
-        sys.stderr.write(f"ppharness: error: --inject {text}: it never struck\n")
-    problems = write_reports(report, files)
-    for problem in problems:
-        sys.stderr.write(f"ppharness: error: {problem}\n")
-    return max(report.exit_code, 2) if problems else report.exit_code

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .cli import reproduce_command, run_options, show_and_write
 from .findings import CHECKPOINT, NOT_RUN, PHASES, Finding, RankReport, RunReport, ScenarioReport
 from .injection import parse_injection
 from .report.files import ReportFiles
 from .report.progress import RunProgress
+from .request import reproduce_command, run_options, show_and_write
 from .scenario.model import Scenario
 from .world.device import DevicePlan, plan_device
 from .world.errors import WorldError

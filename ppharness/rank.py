@@ -28,7 +28,8 @@ from .pipeline.target_calls import describe_exception
 from .restarts import Restarts, troubled_scenario
 from .roll_call import RollCall
 from .session import RunOptions, new_report, not_run, run_scenario
-from .targets.loading import TargetError, load_target
+from .targets.interface import TargetError
+from .targets.loading import load_target
 from .trouble import Note, exchange, take_turn
 from .world.board import Board
 from .world.device import DevicePlan

@@ -121,6 +121,10 @@ class SampledOutputs:
     draft_tokens: torch.Tensor | None = None  # [num_reqs, K] int64, where drafts are relayed
 
 
+class TargetError(ValueError):
+    """A target that cannot be used: said to the user, nothing was run."""
+
+
 class TargetSkip(Exception):
     """Raised by a factory: this target cannot run this kind of scenario; says why."""
 

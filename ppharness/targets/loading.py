@@ -11,16 +11,12 @@ from typing import Any
 
 from .builtin import BuiltinTarget
 from .index_fill import IndexFillInt64Target, IndexFillTarget
-from .interface import Target
+from .interface import Target, TargetError
 
 _BUILTIN: dict[str, type[BuiltinTarget]] = {
     t.name: t for t in (BuiltinTarget, IndexFillTarget, IndexFillInt64Target)
 }
 _FACTORIES = ("make_mamba_state", "make_token_relay", "make_request_slots")
-
-
-class TargetError(ValueError):
-    """A target that cannot be used: said to the user, nothing was run."""
 
 
 def load_target(name: str) -> Target:

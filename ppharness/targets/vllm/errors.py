@@ -9,7 +9,6 @@ scenario, for a reason that is no fault of either.
 
 from __future__ import annotations
 
-from ..interface import TargetSkip
-from ..loading import TargetError
+from ..interface import TargetError, TargetSkip
 
 __all__ = ["TargetError", "TargetSkip"]
