@@ -37,6 +37,13 @@ EXPECTED: dict[str, tuple[int, str | None]] = {
 }
 LOSES_WORLD = {"kill", "segv", "exit0", "stall"}
 
+ABORTED = """
+name: aborted
+max_num_batched_tokens: 2
+num_speculative_tokens: 1
+requests: [{id: a, prompt_tokens: 1, max_tokens: 8, arrive_at: 2, accept: [0, 1, 1]}]
+events: [{step: 6, preempt: a}, {step: 10, abort: a, in_flight: true}]
+"""
 SCENARIOS = """
 name: hit
 max_num_reqs: 6
@@ -147,6 +154,18 @@ def test_an_injection_that_never_strikes_is_an_error(
     )  # fmt: skip
     assert run.code == 2
     assert "never struck" in run.stderr and "raise@1:900" in run.stderr
+
+
+@pytest.mark.parametrize("kind", ["corrupt-hidden", "corrupt-slot", "corrupt-counts"])
+def test_nothing_is_corrupted_where_nobody_looks(
+    kind: str, tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """The only row of step 10 is aborted in flight: a fault there would go unnoticed."""
+    (tmp_path / "aborted.yaml").write_text(ABORTED)
+    arguments = ("--inject", f"{kind}@1:10", "--json", "result.json")
+    run = warm_python.run(tmp_path, "run", "--nproc", "4", *arguments, "aborted.yaml")
+    assert run.code == 2
+    assert f"--inject {kind}@1:10: it never struck" in run.stderr
 
 
 @pytest.mark.parametrize(

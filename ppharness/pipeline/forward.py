@@ -93,8 +93,9 @@ class Forward:
         num_computed = batch.positions[tensors.start]
         accepted = num_accepted[tensors.slot.clamp(min=0)]
         x = self.model.forward(x, tensors, accepted, num_computed)
-        if self.faults.take("corrupt-hidden", step.index):
-            x[-1] ^= 1 << 40
+        kept = [number for number, row in enumerate(step.rows) if not row.filtered]
+        if kept and self.faults.take("corrupt-hidden", step.index):
+            x[tensors.start[kept[0]]] ^= 1 << 40  # its first token: never a refused draft
         went_out = partial(
             self.tokens.values, step=step, stage=stage + 1, filtered=True, incoming=False
         )

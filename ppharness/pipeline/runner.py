@@ -183,9 +183,9 @@ class RankRunner:
             self._sample(step, batch, tensors, x)
         else:
             self._receive(step, batch)
-        if self.faults.take("corrupt-slot", step.index):
-            wrong = self.config.num_speculative_tokens + 3
-            self.guard.buffer[max(r.slot for r in step.rows if not r.filtered)].fill_(wrong)
+        kept = [r.slot for r in step.rows if not r.filtered]
+        if kept and self.faults.take("corrupt-slot", step.index):
+            self.guard.buffer[max(kept)].fill_(self.config.num_speculative_tokens + 3)
         self._snapshot(expected)
 
     def _apply_sampled(self, step: Step) -> None:
@@ -196,7 +196,7 @@ class RankRunner:
         if outputs is None:
             return
         source = self.schedule[step.index - self.depth] if step.index >= self.depth else step
-        if self.faults.take("corrupt-counts", source.index):
+        if _has_counts(source) and self.faults.take("corrupt-counts", source.index):
             outputs.num_sampled = (outputs.num_sampled - 1).clamp(min=0)
         self._record_heard(outputs, source, step)
         self.calls.state("apply_sampled", step.index, self.slots.apply_sampled, outputs, None)
@@ -235,7 +235,7 @@ class RankRunner:
         num_sampled = tensors.num_sampled.to(torch.int32)
         num_rejected = tensors.num_rejected.to(torch.int32)
         told = num_sampled
-        if self.faults.take("corrupt-counts", step.index):
+        if _has_counts(step) and self.faults.take("corrupt-counts", step.index):
             told = (num_sampled - 1).clamp(min=0)
         self.checks.record(told, partial(self.forward.tokens.counts, step=step))
         if self.world.pp_size > 1:
@@ -312,3 +312,8 @@ class RankRunner:
         wanted = next(expected, None)
         if wanted is not None and touched and not self.calls.failed:
             self.checks.record(self.guard.snapshot(), partial(self.buffers.judge, expected=wanted))
+
+
+def _has_counts(step: Step) -> bool:
+    """Whether a count that is one too low would be news to anybody."""
+    return any(r.num_sampled and not r.filtered for r in step.rows)
