@@ -61,6 +61,7 @@ class RankProcess:
         self.finished: list[ScenarioReport] = []
         self.current = 0  # index of the scenario that runs
         self.partial: list[Finding] = []  # findings of the running scenario on this rank
+        self.recorded = False  # what this rank's communicators did lies beside the report
         self._concluded = threading.Lock()
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.store = _connect_store(f"ppharness/{os.environ.get('PPHARNESS_WORLD', '0')}/{attempt}")
@@ -219,8 +220,8 @@ class RankProcess:
         try:
             note = self._note(why, error)
             notes = exchange(self.store, note, self.layout.world_size, self._missing)
-            if self.plan.backend == "nccl" and self.options.report:
-                save_flight_record(self.options.report, self.layout.rank)
+            if self.options.report:
+                self.recorded = save_flight_record(self.options.report, self.layout.rank)
             if take_turn(self.store, self.layout.rank, sorted(notes)):
                 code = self._report_trouble(self._troubled_report(notes, why))
                 self.store.set("reported", str(code))
@@ -279,9 +280,9 @@ class RankProcess:
             self.options, self.plan, layout.world_size, layout.local_world_size
         )
         report.scenarios, report.interrupted = self.finished, interrupted
-        if report.world["backend"] == "nccl" and self.options.report:
+        if self.recorded and self.options.report:
             prefix = record_prefix(self.options.report)
-            report.notes.append(f"NCCL's flight record of each rank that answered: {prefix}*")
+            report.notes.append(f"flight record of each rank that answered: {prefix}*")
         self._count_injections(report)
         return report
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 
@@ -77,3 +78,11 @@ def test_perturb_shows_a_missing_wait(tmp_path, name):
         "--target", target(f"gpu_races.py:{name}"),
     )  # fmt: skip
     assert done.returncode in (1, 3)
+
+
+def test_a_hang_leaves_the_flight_record_of_the_ranks_that_answer(tmp_path):
+    done, report = run(tmp_path, "--nproc", "2", "--inject", "stall@1:2", "founding-case")
+    assert done.returncode == 3
+    assert any("r.json.flight_record_rank_" in note for note in report["notes"])
+    record = pickle.loads((tmp_path / "r.json.flight_record_rank_0").read_bytes())
+    assert record["entries"], "no collective was recorded"

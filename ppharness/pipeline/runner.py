@@ -111,15 +111,14 @@ class RankRunner:
                 self.calls.fail("forward", step.index, error)
             self.calls.end_of_step(step.index)
             self.steps_run += 1
-            on_gpu = self.world.device.type == "cuda"
-            if self.judge_each_step and not on_gpu:
-                self.calls.judge(step.index)
-            agreed = self.world.agree(self.calls.failed)
+            judge = partial(self.calls.judge, step.index)
+            on_cpu = self.world.device.type == "cpu"
+            agreed = self.world.agree(self.calls.failed, meanwhile=judge if on_cpu else None)
             if agreed.device_lost:  # what is on its way will never come
                 self.checks.discard()
                 break
-            if self.judge_each_step and on_gpu:  # what came from a broken GPU proves nothing
-                self.calls.judge(step.index)
+            if self.judge_each_step and not on_cpu:  # what a broken GPU sent proves nothing
+                judge()
             if agreed.stop or not agreed.same:
                 self._settle(step)
                 break

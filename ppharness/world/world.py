@@ -216,17 +216,21 @@ class World:
         self._agreeing = work
         self.wait(work, what, timeout=self.start_timeout)
 
-    def agree(self, failed: bool) -> Agreement:
-        """All ranks learn, at the end of a step, how it went everywhere."""
+    def agree(self, failed: bool, meanwhile: Callable[[], None] | None = None) -> Agreement:
+        """All ranks learn, at the end of a step, how it went everywhere.
+
+        Args:
+            meanwhile: what this rank does once the others know of it, before it waits.
+        """
         self.post_progress(done=True)
         mine = (
             2 if self.device_lost else int(failed), int(self.interrupted), self.ledger.checksum
         )  # fmt: skip
         what = f"all ranks at the end of step {self.step}"
         if len(self.local) == self.world_size:
-            votes = self._vote_on_board(mine, what)
+            votes = self._vote_on_board(mine, what, meanwhile)
         else:
-            votes = self._vote_over_network(mine, what)
+            votes = self._vote_over_network(mine, what, meanwhile)
         any_failed = max(failed for failed, _, _ in votes)
         self.interrupted = any(interrupted for _, interrupted, _ in votes)
         self.device_lost = any_failed > 1  # on one rank: it cannot go on on any
@@ -234,10 +238,14 @@ class World:
         stop = bool(any_failed or self.interrupted)
         return Agreement(stop=stop, device_lost=self.device_lost, same=same)
 
-    def _vote_on_board(self, mine: Flags, what: str) -> list[Flags]:
+    def _vote_on_board(
+        self, mine: Flags, what: str, meanwhile: Callable[[], None] | None
+    ) -> list[Flags]:
         """All ranks of one host, in shared memory: no message, no round trip."""
         self._votes += 1
         self.board.vote(self.rank, self._votes, mine)
+        if meanwhile is not None:
+            meanwhile()
         self._say(what)
         self._hesitate()
         deadline, pause = time.monotonic() + self.timeout, _SPIN
@@ -254,12 +262,16 @@ class World:
         self._say("")
         return votes
 
-    def _vote_over_network(self, mine: Flags, what: str) -> list[Flags]:
+    def _vote_over_network(
+        self, mine: Flags, what: str, meanwhile: Callable[[], None] | None
+    ) -> list[Flags]:
         """Ranks of several hosts; two votes stand for all: the largest and the least."""
         failed, interrupted, checksum = mine
         flags = torch.tensor([failed, interrupted, checksum, -checksum])
         work = self.post(what, dist.all_reduce, flags, dist.ReduceOp.MAX, self.control, True)
         self._agreeing = work
+        if meanwhile is not None:
+            meanwhile()
         self.wait(work, what)
         failed, interrupted, most, least = flags.tolist()
         return [(failed, interrupted, most), (failed, interrupted, -least)]
