@@ -156,6 +156,19 @@ def test_an_injection_that_never_strikes_is_an_error(
     assert "never struck" in run.stderr and "raise@1:900" in run.stderr
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_schedule_tells_which_of_two_ranks_is_odd(
+    rank: int, tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """Two that disagree have no majority."""
+    (tmp_path / "hit.yaml").write_text(SCENARIOS.format(abort=5))
+    arguments = ("--inject", f"drift@{rank}:5", "--json", "result.json")
+    run = warm_python.run(tmp_path, "run", "--nproc", "2", *arguments, "hit.yaml")
+    assert run.code == 1
+    finding = run.findings("hit")[0]
+    assert (finding["kind"], finding["rank"], finding["step"]) == ("divergence", rank, 5)
+
+
 @pytest.mark.parametrize("kind", ["corrupt-hidden", "corrupt-slot", "corrupt-counts"])
 def test_nothing_is_corrupted_where_nobody_looks(
     kind: str, tmp_path: Path, warm_python: WarmPython

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -67,11 +68,7 @@ class Forward:
     def note(self, step: Step, host: np.ndarray | None = None) -> None:
         """Writes the batch into the ledger: all ranks must run the same."""
         counts = [] if host is None else host.tolist()
-        rows = [
-            f"{r.req_id} at {n}+{r.num_scheduled_tokens}"
-            for r, n in zip(step.rows, counts, strict=True)
-        ]
-        self.world.note_batch(", ".join(rows), step.num_tokens)
+        self.world.note_batch(batch_text(step, counts), step.num_tokens)
 
     def run(
         self,
@@ -182,6 +179,20 @@ class Forward:
             ids.extend(self.reference.token_ids(row.req_num, start, stop))
             ids.extend(self.drafts_of(row))
         return np.array(ids, dtype=np.int64)
+
+
+def batch_text(step: Step, computed: Sequence[int] | None = None) -> str:
+    """A step's rows as the ledger has them, each with the tokens `computed` before it.
+
+    Args:
+        computed: ``[num_reqs]`` as a rank's host has them; by default as the schedule does.
+    """
+    if computed is None:
+        computed = [r.num_computed_tokens_host for r in step.rows]
+    return ", ".join(
+        f"{r.req_id} at {n}+{r.num_scheduled_tokens}"
+        for r, n in zip(step.rows, computed, strict=True)
+    )
 
 
 def _next_rows(schedule: list[Step]) -> dict[tuple[str, int, int], Row]:

@@ -25,7 +25,7 @@ from .batch import StepTensors, to_device
 from .buffer_guard import BufferGuard
 from .checks import CheckList
 from .faults import SLOW_WAIT, Faults
-from .forward import Forward
+from .forward import Forward, batch_text
 from .judge import BufferJudge
 from .model import make_recurrent_states
 from .target_calls import TargetCalls
@@ -102,9 +102,8 @@ class RankRunner:
             self.world.relay_channel.skips = partial(
                 self.faults.during, "skip-broadcast", step.index
             )
-            truth = self.true_schedule[min(step.index, len(self.true_schedule) - 1)]
             try:
-                self._run_step(step, iter(self.oracle.step(truth)))
+                self._run_step(step, iter(self.oracle.step(self._truth_of(step))))
             except RuntimeError as error:
                 if not is_device_fault(error):
                     raise
@@ -186,6 +185,10 @@ class RankRunner:
         if kept and self.faults.take("corrupt-slot", step.index):
             self.guard.buffer[max(kept)].fill_(self.config.num_speculative_tokens + 3)
         self._snapshot(expected)
+
+    def _truth_of(self, step: Step) -> Step:
+        """The step as the scenario has it; this rank's differs where it heard of an abort late."""
+        return self.true_schedule[min(step.index, len(self.true_schedule) - 1)]
 
     def _apply_sampled(self, step: Step) -> None:
         """What the last rank sampled `depth` steps ago reaches this one."""
@@ -270,6 +273,7 @@ class RankRunner:
         """After a step that did not go well: no rank is left waiting for another."""
         needed = any(needs_sample(r) for r in step.rows)
         likely = bool(self.world.ledger.posts) == needed
+        likely &= self.world.ledger.batch == batch_text(self._truth_of(step))
         every: list[tuple[Ledger, bool]] = self.world.gather((self.world.ledger, likely))
         pipeline = [every[rank] for rank in self.world.pipeline]
         ledgers = [ledger for ledger, _ in pipeline]

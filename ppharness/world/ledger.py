@@ -62,7 +62,7 @@ def find_disagreement(ledgers: Sequence[Ledger], likely: Sequence[bool]) -> Disa
     """Compares one step's ledgers of all stages of a pipeline, first stage first.
 
     Args:
-        likely: per stage, whether it posted when the schedule says that it should; tells
+        likely: per stage, whether its batch and posts are those of the schedule; tells
             who is odd where there is no majority.
     """
     batches = [ledger.batch or "no rows" for ledger in ledgers]
