@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
-# The main job with one rank a GPU: scripts/multi_gpu_check.sh [RANKS] [DEVICE]
+# The main job with one rank a GPU: scripts/multi_gpu_check.sh [RANKS] [DEVICE] [OUT]
 # Made for four GPUs; on fewer they are shared, with DEVICE=cpu it runs without any.
 # NVLink multicast is left as the machine has it set (NCCL_NVLS_ENABLE is not touched).
+# OUT, a folder, keeps each run's JSON and log, and summary.txt.
 cd "$(dirname "$0")/.." || exit 2
 ranks=${1:-4}
 device=${2:-auto}
 python=${PYTHON:-python3}
-out=$(mktemp -d)
-trap 'rm -rf "$out"' EXIT
+if [ -n "${3:-}" ]; then
+    mkdir -p "$3" && out=$(cd "$3" && pwd) || exit 2
+    exec > >(tee "$out/summary.txt") 2>&1
+else
+    out=$(mktemp -d)
+    trap 'rm -rf "$out"' EXIT
+fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 failed=0
 
