@@ -50,15 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _guarded(command: Any, args: list[str]) -> int:
     """Errors meant for the user: one message each, exit code 2, no traceback."""
-    quiet = os.environ.get("RANK", "0") != "0"
     try:
         return int(command())
     except (ScenarioError, UsageError, ValueError) as error:
         if type(error).__module__.split(".")[0] != "ppharness":
             raise
-        if not quiet:
-            for line in str(error).splitlines():
-                sys.stderr.write(f"ppharness: error: {line}\n")
+        from .world.processes import say_once
+
+        say_once(str(error))
         return 2
     except KeyboardInterrupt:
         return 130

@@ -36,7 +36,7 @@ from .world.device import DevicePlan
 from .world.errors import TransportError, text_of
 from .world.flight_record import record_prefix, save_flight_record
 from .world.layout import Layout
-from .world.processes import die_with_parent
+from .world.processes import die_with_parent, say_once
 from .world.stacks import offer_stack
 from .world.watch import LEFT, Watch
 from .world.world import START_TIMEOUT, World
@@ -300,8 +300,7 @@ class RankProcess:
 
     def _refuse(self, message: str) -> NoReturn:
         """Bad usage that only shows once the ranks are up: said once, nothing is run."""
-        if self.layout.rank == 0:
-            sys.stderr.write(f"ppharness: error: {message}\n")
+        say_once(message)
         if self.board is not None:
             self.board.write(self.layout.rank, None, LEFT)
         self._leave(2)

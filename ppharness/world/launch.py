@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, start
 
 from .board import Board, Position
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _POLL = 0.02
 _KILL_AFTER = 15.0  # seconds that survivors have to report after the first rank ended
 
@@ -51,16 +52,9 @@ def launch_world(
         keys: what to look for in the ranks' store once they have ended.
     """
     board, board_path = Board.create(nproc)
-    # The store listens on the loopback only, on a port that the system picks.
+    # The ranks' store: on the loopback only, on a port that the system picks.
     listener = socket.create_server(("127.0.0.1", 0))
-    store = dist.TCPStore(
-        "127.0.0.1",
-        listener.getsockname()[1],
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-        use_libuv=True,
-    )
+    port = listener.getsockname()[1]
     envs = {
         rank: {
             "RANK": str(rank),
@@ -69,7 +63,7 @@ def launch_world(
             "LOCAL_WORLD_SIZE": str(nproc),
             "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store.port),
+            "MASTER_PORT": str(port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "PPHARNESS_WORLD": world_id,
@@ -80,16 +74,29 @@ def launch_world(
         for rank in range(nproc)
     }
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    context = start_processes(
-        name="ppharness",
-        entrypoint=entry,
-        args=dict.fromkeys(range(nproc), args),
-        envs=envs,
-        logs_specs=_NoFiles(),
-        start_method=start_method,
-    )
-    prefixed = dist.PrefixStore(f"ppharness/{world_id}/0", store)
-    end = _Waiting(context.pids(), prefixed).run()
+    with _Interrupts() as interrupts:
+        context = start_processes(
+            name="ppharness",
+            entrypoint=entry,
+            args=dict.fromkeys(range(nproc), args),
+            envs=envs,
+            logs_specs=_NoFiles(),
+            start_method=start_method,
+        )
+        interrupts.listen()
+        with _killed_at_the_end(context.pids()) as processes:
+            # Only now: its thread takes locks of the C library, and a rank that is forked
+            # while one is held waits for it for ever.
+            store = dist.TCPStore(
+                "127.0.0.1",
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+                use_libuv=True,
+            )
+            prefixed = dist.PrefixStore(f"ppharness/{world_id}/0", store)
+            end = _wait_for_all(processes, prefixed, interrupts)
     end.last_seen = {rank: board.read(rank) for rank in range(nproc)}
     end.found = {key: prefixed.get(key) for key in keys if prefixed.check([key])}
     board.close()
@@ -108,49 +115,71 @@ class _NoFiles(LogsSpecs):
         return os.devnull
 
 
-class _Waiting:
-    """Waits for the ranks, passing on an interrupt once and by force the second time."""
+class _Interrupts:
+    """Counts SIGINT and SIGTERM instead of ending at them, while it is entered.
 
-    def __init__(self, pids: dict[int, int], store: dist.Store):
-        self.processes = {rank: psutil.Process(pid) for rank, pid in pids.items()}
-        self.store = store
-        self.exit_codes: dict[int, int] = {}
-        self.interrupts = 0
+    They are held back until ``listen``, since ``start_processes`` puts in handlers of its
+    own, which raise.
+    """
 
-    def run(self) -> WorldEnd:
-        previous = {
-            number: signal.signal(number, self._on_signal)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
-            self._wait()
-        finally:
-            for process in self.processes.values():
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-        return WorldEnd(self.exit_codes, self.interrupts > 0)
+    def __init__(self) -> None:
+        self.count = 0
 
-    def _wait(self) -> None:
-        deadline: float | None = None
-        while len(self.exit_codes) < len(self.processes):
-            for rank, process in self.processes.items():
-                if rank not in self.exit_codes and (code := _exit_code(process)) is not None:
-                    self.exit_codes[rank] = code
-                    deadline = deadline or time.monotonic() + _KILL_AFTER
-            late = deadline is not None and time.monotonic() > deadline
-            if late or self.interrupts > 1:
-                for process in self.processes.values():
-                    with contextlib.suppress(psutil.Error):
-                        process.kill()
-            time.sleep(_POLL)
+    def __enter__(self) -> _Interrupts:
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        self._previous = {number: signal.getsignal(number) for number in _SIGNALS}
+        return self
+
+    def listen(self) -> None:
+        """From here on; the ones that came since it was entered count too."""
+        for number in _SIGNALS:
+            signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self.interrupts += 1
-        if self.interrupts == 1:
-            with contextlib.suppress(Exception):
-                self.store.set("interrupt", "1")
+        self.count += 1
+
+
+@contextlib.contextmanager
+def _killed_at_the_end(pids: dict[int, int]) -> Iterator[dict[int, psutil.Process]]:
+    """The ranks' processes; none of them lives longer than this."""
+    processes = {rank: psutil.Process(pid) for rank, pid in pids.items()}
+    try:
+        yield processes
+    finally:
+        _kill(processes)
+
+
+def _wait_for_all(
+    processes: dict[int, psutil.Process], store: dist.Store, interrupts: _Interrupts
+) -> WorldEnd:
+    """Until every rank has ended; an interrupt is passed on once, and by force the second time."""
+    end = WorldEnd({}, interrupted=False)
+    deadline: float | None = None
+    while len(end.exit_codes) < len(processes):
+        for rank, process in processes.items():
+            if rank not in end.exit_codes and (code := _exit_code(process)) is not None:
+                end.exit_codes[rank] = code
+                deadline = deadline or time.monotonic() + _KILL_AFTER
+        if interrupts.count and not end.interrupted:
+            end.interrupted = True
+            store.set("interrupt", "1")
+        late = deadline is not None and time.monotonic() > deadline
+        if late or interrupts.count > 1:
+            _kill(processes)
+        time.sleep(_POLL)
+    return end
+
+
+def _kill(processes: dict[int, psutil.Process]) -> None:
+    for process in processes.values():
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 def _exit_code(process: psutil.Process) -> int | None:
