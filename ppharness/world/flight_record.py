@@ -36,24 +36,38 @@ def record_prefix(report: str) -> str:
 def save_flight_record(report: str, rank: int) -> bool:
     """Writes what this rank remembers beside the report; False where that is nothing.
 
-    A communicator that is broken cannot hold it up for long.
+    With the stacks where they can be looked up in time: torch imports much for it.  A
+    communicator that is broken cannot hold it up for long either.
     """
-    writer = threading.Thread(target=_save, args=(record_prefix(report), rank), daemon=True)
-    writer.start()
-    writer.join(_SECONDS)
-    return Path(f"{record_prefix(report)}{rank}").exists()
+    dumps: list[bytes] = []
+    reader = threading.Thread(target=_read, args=(dumps,), daemon=True)
+    reader.start()
+    reader.join(_SECONDS)
+    if not dumps:
+        return False
+    part = Path(f"{record_prefix(report)}{rank}.{os.getpid()}")
+    try:
+        part.write_bytes(dumps[-1])
+        part.replace(f"{record_prefix(report)}{rank}")
+    except OSError:  # as for the report, which says so
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        return False
+    return True
 
 
-def _save(prefix: str, rank: int) -> None:
-    for name in ("_dump_nccl_trace", "_dump_fr_trace"):  # the second one of any backend
+def _read(dumps: list[bytes]) -> None:
+    for stacks in (False, True):
+        with contextlib.suppress(Exception):  # beside the report, whatever becomes of it
+            if content := _dump(stacks):
+                dumps.append(content)
+
+
+def _dump(stacks: bool) -> bytes | None:
+    """torch's pickle of what was recorded, of NCCL or else of any backend."""
+    for name in ("_dump_nccl_trace", "_dump_fr_trace"):
         dump = getattr(_recorder, name, None)
-        if dump is None:
-            continue
-        with contextlib.suppress(OSError, RuntimeError, pickle.UnpicklingError):
-            content: bytes = dump()
-            if not pickle.loads(content).get("entries"):
-                continue
-            part = Path(f"{prefix}{rank}.{os.getpid()}")
-            part.write_bytes(content)
-            part.replace(f"{prefix}{rank}")
-            return
+        content: bytes = dump(includeStackTraces=stacks) if dump is not None else b""
+        if content and pickle.loads(content).get("entries"):
+            return content
+    return None

@@ -300,8 +300,7 @@ class World:
         try:
             return operation(*args)
         except RuntimeError as error:
-            if is_device_fault(error):
-                raise
+            self._look_at_device(error)
             self._say(what)
             raise self._transport_error(what, started, error) from error
 
@@ -322,10 +321,20 @@ class World:
             else:
                 work.wait(timedelta(seconds=timeout or self.timeout))
         except RuntimeError as error:
-            if is_device_fault(error):
-                raise
+            self._look_at_device(error)
             raise self._transport_error(what, started, error) from error
+        self._look_at_device()
         self._say("")
+
+    def _look_at_device(self, error: RuntimeError | None = None) -> None:
+        """Raises a fault of this rank's GPU; NCCL may have said it in words of its own.
+
+        Asked after each wait too: to free what a transfer used would end the process.
+        """
+        if error is not None and is_device_fault(error):
+            raise error
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().query()
 
     def _hesitate(self) -> None:
         """Delays on purpose: a slowed rank, or random ones that shift ranks against each other."""
