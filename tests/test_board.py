@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import time
 
+import pytest
+
+from ppharness.world import bell
 from ppharness.world.board import Board, Progress
 from ppharness.world.layout import Layout
 
@@ -62,3 +65,34 @@ def test_a_vote_stays_while_the_next_one_is_given() -> None:
 def test_ranks_of_one_host() -> None:
     layout = Layout(rank=5, world_size=8, local_rank=1, local_world_size=4, tp_size=1)
     assert layout.local_ranks == {4, 5, 6, 7}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["futex", "other-machine"])
+def test_a_bell_wakes_who_waits(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    if not known:
+        monkeypatch.setattr(bell, "_FUTEX", None)
+    board, path = Board.create(2)
+    waiter = os.fork()
+    if waiter == 0:
+        rings = Board.open(path, 2).bells[1]
+        started = time.monotonic()
+        while rings.count == 0 and time.monotonic() < started + 30:
+            rings.wait(0, 30)
+        os._exit(0 if 0.1 < time.monotonic() - started < 20 else 1)
+    time.sleep(0.5)
+    board.vote(0, 1, (0, 0, 0))  # another rank's bell: nobody wakes for it
+    time.sleep(0.2)
+    board.vote(1, 1, (0, 0, 0))
+    _, status = os.waitpid(waiter, 0)
+    assert status == 0
+    board.close()
+
+
+def test_a_ring_before_the_wait_is_not_missed() -> None:
+    board, _ = Board.create(1)
+    seen = board.bells[0].count
+    board.write_progress(0, Progress(1, 0, 0, False))
+    started = time.monotonic()
+    board.bells[0].wait(seen, 10)
+    assert time.monotonic() - started < 5
+    board.close()

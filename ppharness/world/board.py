@@ -12,6 +12,8 @@ import struct
 import time
 from dataclasses import dataclass
 
+from .bell import Bell
+
 _ROW = struct.Struct("<qqd32s160s")  # pid, step, since, phase, waiting
 _TURN = struct.Struct("<q")
 _LEDGER = struct.Struct("<qq?")  # tokens of the batch, posts, whether the step is done
@@ -20,7 +22,8 @@ _LEDGER_AT = 224
 _VOTE = struct.Struct("<qqq")  # failed, interrupted, checksum
 _VOTE_AT = 256  # two votes: a rank that is ahead writes the next one while others read
 _VOTE_BYTES = 32
-_ROW_BYTES = 320
+_BELL_AT = 320  # rung at each progress and each vote
+_ROW_BYTES = 384
 _NO_STEP = -1
 
 Flags = tuple[int, int, int]  # failed (2: the device is lost), interrupted, checksum
@@ -61,6 +64,7 @@ class Board:
         self._memory = memory
         self._handle = handle  # of the process that made it, kept open for the others
         self.num_ranks = num_ranks
+        self.bells = [Bell(memory, rank * _ROW_BYTES + _BELL_AT) for rank in range(num_ranks)]
 
     @classmethod
     def create(cls, num_ranks: int) -> tuple[Board, str]:
@@ -82,6 +86,7 @@ class Board:
 
     def close(self) -> None:
         """Gives the memory back; no rank uses it any more."""
+        self.bells.clear()  # they hold on to the memory
         self._memory.close()
         if self._handle is not None:
             os.close(self._handle)
@@ -109,6 +114,7 @@ class Board:
         )
         self._put(place + _TURN.size, rest)
         self._put(place, _TURN.pack(progress.turn))
+        self.bells[rank].ring()
 
     def read_progress(self, rank: int) -> Progress | None:
         """What a rank of this host has built and posted, None while it writes."""
@@ -123,6 +129,7 @@ class Board:
         place = rank * _ROW_BYTES + _VOTE_AT + number % 2 * _VOTE_BYTES
         self._put(place + _TURN.size, _VOTE.pack(*flags))
         self._put(place, _TURN.pack(number))
+        self.bells[rank].ring()
 
     def read_vote(self, rank: int, number: int) -> Flags | None:
         """A rank's word on that vote, None while it is not given."""

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,9 +25,9 @@ from .ledger import Ledger
 from .perturb import Perturbation
 from .relay_channel import RelayChannel
 
+T = TypeVar("T")
 START_TIMEOUT = 120.0  # seconds; imports of four ranks compete for few cores
-_SPIN = 0.0004  # seconds between first looks at the board, while the other is soon there
-_SPIN_MOST = 0.001  # later on, so that who waits leaves the cores to who works
+_LOOK = 0.1  # seconds between looks at the clock while a rank of this host is waited for
 
 
 @dataclass(frozen=True)
@@ -179,17 +180,28 @@ class World:
 
     def _watch(self, rank: int, enough: Callable[[Progress], bool], what: str) -> Progress | None:
         """A rank's progress in this rank's step, once it is enough; None when it never is."""
-        deadline = time.monotonic() + self.timeout
-        self._say(f"{what} {self.layout.label(rank)}")
-        while time.monotonic() < deadline:
+        what = f"{what} {self.layout.label(rank)}"
+        self._say(what)
+
+        def there() -> Progress | None:
             seen = self.board.read_progress(rank)
-            if seen is not None and seen.turn == self.turn and enough(seen):
-                self._say("")
+            return seen if seen is not None and seen.turn == self.turn and enough(seen) else None
+
+        seen = self._see(rank, there, what, time.monotonic() + self.timeout)
+        self._say("")
+        return seen
+
+    def _see(self, rank: int, there: Callable[[], T | None], what: str, deadline: float) -> T:
+        """What a rank of this host has written on the board, once it is there."""
+        bell = self.board.bells[rank]
+        while True:
+            rings = bell.count
+            seen = there()
+            if seen is not None:
                 return seen
-            time.sleep(_SPIN)
-        raise TransportError(
-            f"{what} {self.layout.label(rank)}", timed_out=True, detail="seen on the board"
-        )
+            if time.monotonic() > deadline:
+                raise TransportError(what, timed_out=True, detail="seen on the board")
+            bell.wait(rings, _LOOK)
 
     def send_hidden(self, hidden: torch.Tensor) -> None:
         """To the next stage, without waiting for it to take them."""
@@ -248,17 +260,11 @@ class World:
             meanwhile()
         self._say(what)
         self._hesitate()
-        deadline, pause = time.monotonic() + self.timeout, _SPIN
-        votes: list[Flags] = []
-        while len(votes) < self.world_size:
-            vote = self.board.read_vote(len(votes), self._votes)
-            if vote is not None:
-                votes.append(vote)
-            elif time.monotonic() > deadline:
-                raise TransportError(what, timed_out=True, detail="seen on the board")
-            else:
-                time.sleep(pause)
-                pause = min(1.1 * pause, _SPIN_MOST)
+        deadline = time.monotonic() + self.timeout
+        votes = [  # the last stage first: once it is done, most others are
+            self._see(rank, partial(self.board.read_vote, rank, self._votes), what, deadline)
+            for rank in reversed(range(self.world_size))
+        ]
         self._say("")
         return votes
 
