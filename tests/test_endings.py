@@ -55,8 +55,8 @@ def started(tmp_path: Path) -> Iterator[Start]:
     """Starts a long run in a session of its own and waits until it is well into it."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(*command: str) -> subprocess.Popen[str]:
-        for name, text in (("fill.yaml", FILL), ("long.yaml", LONG)):
+    def start(*command: str, long: str = LONG) -> subprocess.Popen[str]:
+        for name, text in (("fill.yaml", FILL), ("long.yaml", long)):
             (tmp_path / name).write_text(text)
         with open(tmp_path / "stderr", "w") as stderr, open(tmp_path / "stdout", "w") as stdout:
             process = subprocess.Popen(
@@ -113,6 +113,22 @@ def test_interrupted(tmp_path: Path, started: Start, group: bool) -> None:
     assert not report["scenarios"][1]["findings"]
     assert "Traceback" not in (tmp_path / "stderr").read_text()
     assert "fill" in (tmp_path / "stdout").read_text()
+
+
+def test_halted_for_a_moment(tmp_path: Path, started: Start) -> None:
+    """Ctrl-Z and `fg`, or a debugger that looks at a rank: nobody was told to end."""
+    process = started(*RUN, long=LONG.replace("4000", "1000"))
+    ranks = psutil.Process(process.pid).children()
+    for _ in range(3):
+        for rank in ranks:
+            rank.suspend()
+        time.sleep(0.2)
+        for rank in ranks:
+            rank.resume()
+        time.sleep(0.2)
+    process.wait(timeout=60)
+    report = result_in(tmp_path)
+    assert (process.returncode, report["exit_code"]) == (0, 0)
 
 
 def test_interrupted_under_torchrun(tmp_path: Path, started: Start) -> None:

@@ -85,12 +85,15 @@ class Watch:
                 return
 
     def _signal(self) -> str | None:
-        info = signal.sigtimedwait(_SIGNALS, _TICK)
+        time.sleep(_TICK)
+        # Not ``sigtimedwait``: in a process that was halted for a moment, or that a debugger
+        # looked at, it returns a signal that never came.
+        pending = signal.sigpending().intersection(_SIGNALS)
         now = time.monotonic()
-        if info is None:
+        if not pending:
             late = self.interrupted_at is not None and now > self.interrupted_at + 3
             return "interrupted" if late else None
-        if info.si_signo == signal.SIGTERM:
+        if signal.sigwait(pending) == signal.SIGTERM:
             return "told to end by its launcher (SIGTERM)"
         if self.interrupted_at is not None and now > self.interrupted_at + _SAME_PRESS:
             os._exit(130)
