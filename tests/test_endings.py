@@ -37,7 +37,7 @@ calls: [{idx_mapping: [2, -1, 0], num_sampled: 0}]
 LONG = """
 name: long
 max_num_reqs: 2
-requests: [{id: a, prompt_tokens: 5, max_tokens: 4000}]
+requests: [{id: a, prompt_tokens: 5, max_tokens: 2000}]
 """  # more steps than any test waits for
 SHORT = """
 name: short
@@ -66,7 +66,7 @@ def started(tmp_path: Path) -> Iterator[Start]:
             )  # fmt: skip
         processes.append(process)
         wait_until(lambda: "[1/2] fill" in (tmp_path / "stderr").read_text(), process)
-        time.sleep(0.5)  # into the long one
+        time.sleep(1.0)  # into the long one
         assert process.poll() is None
         return process
 
@@ -117,7 +117,7 @@ def test_interrupted(tmp_path: Path, started: Start, group: bool) -> None:
 
 def test_halted_for_a_moment(tmp_path: Path, started: Start) -> None:
     """Ctrl-Z and `fg`, or a debugger that looks at a rank: nobody was told to end."""
-    process = started(*RUN, long=LONG.replace("4000", "1000"))
+    process = started(*RUN, long=LONG.replace("2000", "1000"))
     ranks = psutil.Process(process.pid).children()
     for _ in range(3):
         for rank in ranks:

@@ -206,6 +206,7 @@ class RankRunner:
             "apply_sampled", step.index, self.state.postprocess_state,
             outputs.idx_mapping, outputs.num_sampled, self.slots.num_computed_tokens,
         )  # fmt: skip
+        self.world.look_at_device()  # before `outputs`, which other streams used, is freed
 
     def _free(self, step: Step) -> None:
         for freed in step.freed:

@@ -306,7 +306,7 @@ class World:
         try:
             return operation(*args)
         except RuntimeError as error:
-            self._look_at_device(error)
+            self.look_at_device(error)
             self._say(what)
             raise self._transport_error(what, started, error) from error
 
@@ -327,15 +327,16 @@ class World:
             else:
                 work.wait(timedelta(seconds=timeout or self.timeout))
         except RuntimeError as error:
-            self._look_at_device(error)
+            self.look_at_device(error)
             raise self._transport_error(what, started, error) from error
-        self._look_at_device()
+        self.look_at_device()
         self._say("")
 
-    def _look_at_device(self, error: RuntimeError | None = None) -> None:
+    def look_at_device(self, error: RuntimeError | None = None) -> None:
         """Raises a fault of this rank's GPU; NCCL may have said it in words of its own.
 
-        Asked after each wait too: to free what a transfer used would end the process.
+        Asked after each wait too, and before a tensor goes that several streams used: to
+        free one on a broken device would end the process.
         """
         if error is not None and is_device_fault(error):
             raise error
