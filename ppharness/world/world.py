@@ -79,6 +79,7 @@ class World:
         self._votes = 0
         self.turn = 0  # of the step that runs, the same on all ranks
         self._sending: dist.Work | None = None
+        self._kept: torch.Tensor | None = None  # what is being sent
         self._agreeing: dist.Work | None = None
         self._connect()
 
@@ -205,13 +206,15 @@ class World:
 
     def send_hidden(self, hidden: torch.Tensor) -> None:
         """To the next stage, without waiting for it to take them."""
+        what = f"{self._peer(1)} to take hidden states"
         if self._sending is not None:
-            self.wait(self._sending, f"{self._peer(1)} to take hidden states")
-        self._kept = hidden
-        peer, what = self.pipeline[self.pp_rank + 1], f"{self._peer(1)} to take hidden states"
+            self.wait(self._sending, what)
+        self._sending = self._kept = None  # gone at once: see `look_at_device`
+        peer = self.pipeline[self.pp_rank + 1]
         self._sending = self.post(
             what, gpu_sharing.isend, hidden, peer, self.hidden_group, self.by_host
         )
+        self._kept = hidden
 
     def recv_hidden(self, hidden: torch.Tensor) -> None:
         """From the stage before, into `hidden`."""
