@@ -10,6 +10,7 @@ import torch
 
 from ..scenario.schedule import Row, Step
 from ..targets.interface import InputBatch
+from ..world.device_fault import raise_if_broken
 
 
 @dataclass
@@ -127,7 +128,10 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A host tensor on the device, without waiting for the copy."""
     if device.type == "cpu":
         return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    pinned = tensor.pin_memory()
+    copied = pinned.to(device, non_blocking=True)
+    raise_if_broken(device)
+    return copied
 
 
 def _int32(rows: tuple[Row, ...], name: str) -> np.ndarray:

@@ -11,7 +11,7 @@ from ..findings import Finding
 from ..oracle.buffers import expected_calls
 from ..scenario.model import Scenario
 from ..targets.interface import Target, TargetConfig, TargetSkip
-from ..world.errors import is_device_fault
+from ..world.device_fault import is_device_fault
 from ..world.world import World
 from .batch import to_device
 from .buffer_guard import BufferGuard

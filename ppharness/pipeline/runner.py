@@ -18,7 +18,7 @@ from ..oracle.buffers import BufferOracle, Expectation, needs_sample
 from ..scenario.model import Scenario
 from ..scenario.schedule import Step, build_schedule, relay_depth
 from ..targets.interface import InputBatch, SampledOutputs, Target, TargetConfig, TargetSkip
-from ..world.errors import is_device_fault
+from ..world.device_fault import is_device_fault
 from ..world.ledger import Ledger, find_disagreement
 from ..world.world import World
 from .batch import StepTensors, to_device

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import torch
 
 from ..findings import ExceptionInfo, Finding, Frame, Phase
-from ..world.errors import NotPosted, TransportError, is_device_fault, text_of
+from ..world.device_fault import is_device_fault, keep_for_ever
+from ..world.errors import NotPosted, TransportError, text_of
 from ..world.world import World
 from .checks import CheckList
 from .faults import Faults
 
 T = TypeVar("T")
-_KEPT: list[Any] = []  # of a process whose device is broken
 _OURS = str(Path(__file__).resolve().parent)
 
 
@@ -77,13 +77,13 @@ class TargetCalls:
         if self.failed:
             if is_device_fault(error):
                 self.world.device_lost = self.relay_failed = True
-                _keep_for_ever(error)
+                keep_for_ever(error)
             return
         self.failed = True
         message = f"{type(error).__name__}: {text_of(error)}"
         if is_device_fault(error):
             self.world.device_lost = self.relay_failed = True
-            _keep_for_ever(error)
+            keep_for_ever(error)
             self.world.ledger.broken = True
             message = f"device fault, {self._first_suspect(step)}: {message}"
         self.checks.findings.append(
@@ -151,17 +151,6 @@ class TargetCalls:
         if args.exc_value is not None:
             name = args.thread.name if args.thread else "?"
             self._thread_errors.append((name, args.exc_value))
-
-
-def _keep_for_ever(error: BaseException) -> None:
-    """Nothing on the device is freed after a fault: to free a tensor would end the process.
-
-    The allocator marks the end of a tensor's use on other streams when it is freed, which
-    the broken device refuses where no exception can be raised.
-    """
-    frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
-    frames += [f for f, _ in traceback.walk_stack(None)]
-    _KEPT.append((error, [dict(f.f_locals) for f in frames]))
 
 
 def describe_exception(error: BaseException) -> ExceptionInfo:

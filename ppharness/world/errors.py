@@ -32,8 +32,3 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as failure:
         return f"(its text cannot be had: {type(failure).__name__})"
-
-
-def is_device_fault(error: BaseException) -> bool:
-    """An error of the CUDA device: from here on every call to it fails in this process."""
-    return isinstance(error, RuntimeError) and "CUDA error" in text_of(error)

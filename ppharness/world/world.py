@@ -19,7 +19,8 @@ import torch.distributed as dist
 from . import gpu_sharing
 from .board import Board, Flags, Progress
 from .device import DevicePlan
-from .errors import TransportError, is_device_fault
+from .device_fault import is_device_fault, raise_if_broken
+from .errors import TransportError
 from .layout import Layout
 from .ledger import Ledger
 from .perturb import Perturbation
@@ -336,15 +337,10 @@ class World:
         self._say("")
 
     def look_at_device(self, error: RuntimeError | None = None) -> None:
-        """Raises a fault of this rank's GPU; NCCL may have said it in words of its own.
-
-        Asked after each wait too, and before a tensor goes that several streams used: to
-        free one on a broken device would end the process.
-        """
+        """Raises a fault of this rank's GPU; NCCL may have said it in words of its own."""
         if error is not None and is_device_fault(error):
             raise error
-        if self.device.type == "cuda":
-            torch.cuda.current_stream().query()
+        raise_if_broken(self.device)
 
     def _hesitate(self) -> None:
         """Delays on purpose: a slowed rank, or random ones that shift ranks against each other."""

@@ -1,0 +1,37 @@
+"""A GPU that broke: from then on every call to it fails in this process.
+
+Nothing on it may be freed any more: the allocator makes an event for memory that several
+streams used, which fails where no exception can be raised, and the process ends.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import torch
+
+from .errors import text_of
+
+_KEPT: list[Any] = []  # of a process whose device is broken
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """An error of the CUDA device."""
+    return isinstance(error, RuntimeError) and "CUDA error" in text_of(error)
+
+
+def raise_if_broken(device: torch.device) -> None:
+    """Raises a fault of the GPU; to be called before memory goes that several streams used.
+
+    It makes an event too, since that waits while the driver deals with a fault.
+    """
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).record_event()
+
+
+def keep_for_ever(error: BaseException) -> None:
+    """What the frames of a device fault hold is not freed."""
+    frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
+    frames += [f for f, _ in traceback.walk_stack(None)]
+    _KEPT.append((error, [dict(f.f_locals) for f in frames]))
