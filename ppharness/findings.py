@@ -81,6 +81,7 @@ class RankReport:
     outcome: Outcome = "passed"
     num_accepted_tokens: list[int] | None = None  # [max_num_reqs] as the rank left it
     last_position: str | None = None  # where it was last seen: "step 7, relay"
+    stack: str | None = None  # where its code was, after a hang or a loss
 
 
 @dataclass
@@ -207,10 +208,17 @@ class RunReport:
             "steps": scenario.steps,
             "checks": scenario.checks,
             "seconds": scenario.seconds,
-            "ranks": [asdict(row) for row in self.ranks_of(scenario)],
+            "ranks": [_rank_json(row) for row in self.ranks_of(scenario)],
             "findings": [_finding_json(f) for f in scenario.findings],
             "source": scenario.source,
         }
+
+
+def _rank_json(row: RankReport) -> dict[str, Any]:
+    body = asdict(row)
+    if row.stack is None:
+        del body["stack"]
+    return body
 
 
 # The keys of a finding in the contract's order; the first group is always there.

@@ -50,6 +50,7 @@ def troubled_scenario(
                 if n.rank in guilty
                 else "passed",
                 last_position=n.position,
+                stack=n.stack or None,
             )
             for n in notes.values()
         ],

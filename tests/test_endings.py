@@ -178,8 +178,13 @@ def test_a_stopped_rank_is_named(tmp_path: Path, started: Start) -> None:
     ranks_of(process)[1].suspend()
     process.wait(timeout=60)
     assert not processes_in(tmp_path)
-    (finding,) = result_in(tmp_path)["scenarios"][1]["findings"]
+    hung = result_in(tmp_path)["scenarios"][1]
+    (finding,) = hung["findings"]
     assert (finding["kind"], finding["label"]) == ("hang", "PP1")
+    stacks = [rank.get("stack") for rank in hung["ranks"]]
+    assert "_run_step" in stacks[0] or "agree" in stacks[0]
+    assert stacks[1] is None  # it cannot answer
+    assert "_run_step" in stacks[2] or "agree" in stacks[2]
 
 
 def test_a_rank_that_leaves_at_start_up_is_lost(tmp_path: Path) -> None:
