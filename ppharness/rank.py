@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from .findings import CHECKPOINT, PHASES, Finding, RunReport, ScenarioReport
 from .injection import parse_injection
+from .kernels.interpreter import keep_language_replaced
 from .pipeline.faults import Faults
 from .pipeline.target_calls import describe_exception
 from .restarts import Restarts, troubled_scenario
@@ -149,6 +150,8 @@ class RankProcess:
         world, options = self.world, self.options
         world.at(None, "load the target")
         target = load_target(options.target)
+        if self.plan.kind == "cpu":
+            keep_language_replaced()
         world.meet()
         gc.set_threshold(50_000, 20, 100)  # short-lived objects are many, cycles few
         gc.freeze()  # what was imported stays: no collection looks at it again
