@@ -20,6 +20,7 @@ from .request import reproduce_command, run_options, show_and_write
 from .scenario.model import Scenario
 from .world.device import DevicePlan, plan_device
 from .world.errors import WorldError
+from .world.processes import die_with_parent
 
 if TYPE_CHECKING:
     from .session import RunOptions
@@ -122,6 +123,7 @@ def _read_result(handle: int) -> RunReport | None:
 
 def run_rank(run: RunOptions, plan: DevicePlan, quiet: bool) -> None:
     """The entry of a forked or spawned rank."""
+    die_with_parent()
     if sys.stdin is not None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
     from .rank import RankProcess, hand_over

@@ -37,7 +37,7 @@ from .world.device import DevicePlan
 from .world.errors import TransportError, text_of
 from .world.flight_record import record_prefix, save_flight_record
 from .world.layout import Layout
-from .world.processes import die_with_parent, say_once
+from .world.processes import say_once
 from .world.stacks import offer_stack
 from .world.watch import LEFT, Watch
 from .world.world import START_TIMEOUT, World
@@ -81,7 +81,6 @@ class RankProcess:
 
     def main(self) -> NoReturn:
         """Runs and ends the process; never returns."""
-        die_with_parent()
         self.store.set(f"stack/{self.layout.rank}", offer_stack())
         torch.set_num_threads(1)  # ranks share the cores of one machine
         self.watch.start()

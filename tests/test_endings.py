@@ -82,7 +82,7 @@ def wait_until(true: Callable[[], bool], process: subprocess.Popen[str]) -> None
     while not true():
         assert process.poll() is None, "ended too early"
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.005)
 
 
 def end_by(number: int, process: subprocess.Popen[str], *, group: bool = False) -> None:
@@ -154,6 +154,25 @@ def test_a_killed_launcher_leaves_nothing(
     tmp_path: Path, started: Start, command: tuple[str, ...]
 ) -> None:
     end_by(signal.SIGKILL, started(*command))
+    assert not processes_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "delay"), [(RUN, 0.0), (RUN, 0.02), (UNDER_TORCHRUN, 1.0)],
+    ids=["run-at-once", "run", "torchrun"],
+)  # fmt: skip
+def test_a_launcher_killed_as_it_starts_ranks_leaves_nothing(
+    tmp_path: Path, command: tuple[str, ...], delay: float
+) -> None:
+    (tmp_path / "long.yaml").write_text(LONG)
+    launcher = subprocess.Popen(
+        [*command, "--device", "cpu", "long.yaml"], cwd=tmp_path, env=environment(),
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_until(lambda: bool(psutil.Process(launcher.pid).children()), launcher)
+    time.sleep(delay)
+    launcher.kill()
+    launcher.wait()
     assert not processes_in(tmp_path)
 
 

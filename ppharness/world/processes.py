@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import socket
@@ -15,7 +16,8 @@ _HEARD = 1.0  # seconds that a rank stays after an error, for the one that says 
 
 def die_with_parent() -> None:
     """This process is killed when the one that started it ends, however it ends (Linux)."""
-    parent = os.getppid()
+    started_by = multiprocessing.parent_process()  # None under torchrun
+    parent = os.getppid() if started_by is None else started_by.pid
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):
