@@ -152,7 +152,7 @@ class RankProcess:
         if self.plan.kind == "cpu":
             keep_language_replaced()
         world.meet()
-        gc.set_threshold(50_000, 20, 100)  # short-lived objects are many, cycles few
+        gc.set_threshold(5_000, 20, 100)  # each interpreted launch leaves a cycle or two
         gc.freeze()  # what was imported stays: no collection looks at it again
         self.report = new_report(options, target, world)
         self.report.notes += [n for n in [world.plan.note] if n]
