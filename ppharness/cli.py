@@ -134,9 +134,6 @@ def _run(options: argparse.Namespace) -> int:
 
 def _rank(options: argparse.Namespace) -> int:
     """One rank under torchrun."""
-    from .world.processes import die_with_parent
-
-    die_with_parent()  # before torch is imported, which takes seconds
     scenarios = chosen_scenarios(options)
     files = report_files(options)
     from .report.progress import RunProgress

@@ -10,6 +10,7 @@ import base64
 import gc
 import os
 import pickle
+import socket
 import sys
 import threading
 import time
@@ -327,10 +328,14 @@ def stack_of(error: BaseException) -> str:
 def _connect_store(prefix: str) -> Any:
     """A connection of our own, so that a blocked main thread does not hold it."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
-    if served:
-        return dist.PrefixStore(prefix, dist.TCPStore(host, port, is_master=False))
-    raise TransportError("the launcher's store", timed_out=False, detail="there is none")
+    what = "the launcher's store"
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") != "True":
+        raise TransportError(what, timed_out=False, detail="there is none")
+    try:  # torch's own would try for minutes where the launcher is gone
+        socket.create_connection((host, port), timeout=START_TIMEOUT).close()
+    except OSError as error:
+        raise TransportError(what, timed_out=False, detail=str(error)) from error
+    return dist.PrefixStore(prefix, dist.TCPStore(host, port, is_master=False))
 
 
 def _process_group_store() -> dist.Store:

@@ -158,7 +158,7 @@ def test_a_killed_launcher_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("command", "delay"), [(RUN, 0.0), (RUN, 0.02), (UNDER_TORCHRUN, 1.0)],
+    ("command", "delay"), [(RUN, 0.0), (RUN, 0.02), (UNDER_TORCHRUN, 1.5)],
     ids=["run-at-once", "run", "torchrun"],
 )  # fmt: skip
 def test_a_launcher_killed_as_it_starts_ranks_leaves_nothing(
