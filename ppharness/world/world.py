@@ -168,8 +168,7 @@ class World:
         peer = self.pipeline[self.pp_rank + distance]
         if not self.ledger.compared or peer not in self.local:
             return None
-        seen = self._watch(peer, lambda p: True, f"the batch of step {self.step} of")
-        return seen.num_tokens if seen is not None else None
+        return self._watch(peer, lambda p: True, f"the batch of step {self.step} of").num_tokens
 
     def will_post(self, source: int, turn: int, place: int) -> bool:
         """Whether `source` posts its broadcast number `place` of a turn; may wait to see it."""
@@ -178,10 +177,10 @@ class World:
         if turn < self.turn:
             return True  # that step ended well on all ranks
         seen = self._watch(source, lambda p: p.num_posted > place or p.done, "a broadcast of")
-        return seen is None or seen.num_posted > place
+        return seen.num_posted > place
 
-    def _watch(self, rank: int, enough: Callable[[Progress], bool], what: str) -> Progress | None:
-        """A rank's progress in this rank's step, once it is enough; None when it never is."""
+    def _watch(self, rank: int, enough: Callable[[Progress], bool], what: str) -> Progress:
+        """A rank's progress in this rank's step, once it is enough."""
         what = f"{what} {self.layout.label(rank)}"
         self._say(what)
 
@@ -243,10 +242,11 @@ class World:
             2 if self.device_lost else int(failed), int(self.interrupted), self.ledger.checksum
         )  # fmt: skip
         what = f"all ranks at the end of step {self.step}"
-        if len(self.local) == self.world_size:
-            votes = self._vote_on_board(mine, what, meanwhile)
-        else:
-            votes = self._vote_over_network(mine, what, meanwhile)
+        one_host = len(self.local) == self.world_size
+        count = (self._vote_on_board if one_host else self._vote_over_network)(mine, what)
+        if meanwhile is not None:
+            meanwhile()
+        votes = count()
         any_failed = max(failed for failed, _, _ in votes)
         self.interrupted = any(interrupted for _, interrupted, _ in votes)
         self.device_lost = any_failed > 1  # on one rank: it cannot go on on any
@@ -254,37 +254,37 @@ class World:
         stop = bool(any_failed or self.interrupted)
         return Agreement(stop=stop, device_lost=self.device_lost, same=same)
 
-    def _vote_on_board(
-        self, mine: Flags, what: str, meanwhile: Callable[[], None] | None
-    ) -> list[Flags]:
+    def _vote_on_board(self, mine: Flags, what: str) -> Callable[[], list[Flags]]:
         """All ranks of one host, in shared memory: no message, no round trip."""
         self._votes += 1
         self.board.vote(self.rank, self._votes, mine)
-        if meanwhile is not None:
-            meanwhile()
-        self._say(what)
-        self._hesitate()
-        deadline = time.monotonic() + self.timeout
-        votes = [  # the last stage first: once it is done, most others are
-            self._see(rank, partial(self.board.read_vote, rank, self._votes), what, deadline)
-            for rank in reversed(range(self.world_size))
-        ]
-        self._say("")
-        return votes
 
-    def _vote_over_network(
-        self, mine: Flags, what: str, meanwhile: Callable[[], None] | None
-    ) -> list[Flags]:
+        def count() -> list[Flags]:
+            self._say(what)
+            self._hesitate()
+            deadline = time.monotonic() + self.timeout
+            votes = [  # the last stage first: once it is done, most others are
+                self._see(rank, partial(self.board.read_vote, rank, self._votes), what, deadline)
+                for rank in reversed(range(self.world_size))
+            ]
+            self._say("")
+            return votes
+
+        return count
+
+    def _vote_over_network(self, mine: Flags, what: str) -> Callable[[], list[Flags]]:
         """Ranks of several hosts; two votes stand for all: the largest and the least."""
         failed, interrupted, checksum = mine
         flags = torch.tensor([failed, interrupted, checksum, -checksum])
         work = self.post(what, dist.all_reduce, flags, dist.ReduceOp.MAX, self.control, True)
         self._agreeing = work
-        if meanwhile is not None:
-            meanwhile()
-        self.wait(work, what)
-        failed, interrupted, most, least = flags.tolist()
-        return [(failed, interrupted, most), (failed, interrupted, -least)]
+
+        def count() -> list[Flags]:
+            self.wait(work, what)
+            failed, interrupted, most, least = flags.tolist()
+            return [(failed, interrupted, most), (failed, interrupted, -least)]
+
+        return count
 
     def gather(self, value: Any) -> list[Any]:
         """Everybody's `value`, in rank order, on every rank."""
@@ -328,19 +328,20 @@ class World:
         try:
             if self.plan.backend == "nccl" and work is not self._agreeing:
                 work.wait()  # the current stream waits, not this thread
+                self.look_at_device()
             else:
                 work.wait(timedelta(seconds=timeout or self.timeout))
         except RuntimeError as error:
             self.look_at_device(error)
             raise self._transport_error(what, started, error) from error
-        self.look_at_device()
         self._say("")
 
     def look_at_device(self, error: RuntimeError | None = None) -> None:
         """Raises a fault of this rank's GPU; NCCL may have said it in words of its own."""
         if error is not None and is_device_fault(error):
             raise error
-        raise_if_broken(self.device)
+        if not self.device_lost:  # that is known already
+            raise_if_broken(self.device)
 
     def _hesitate(self) -> None:
         """Delays on purpose: a slowed rank, or random ones that shift ranks against each other."""

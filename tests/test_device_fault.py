@@ -1,0 +1,67 @@
+"""Where a rank asks whether its GPU broke, and where it must not; no GPU is needed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from ppharness.world import world as world_module
+from ppharness.world.device import DevicePlan
+from ppharness.world.errors import TransportError
+from ppharness.world.world import World
+
+FAULT = RuntimeError("CUDA error: device-side assert triggered")
+
+
+class Work:
+    """A transfer that is done, or fails."""
+
+    def __init__(self, error: Exception | None = None):
+        self.error = error
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """A rank on a GPU that broke, as far as ``wait`` looks."""
+
+    def broken(device: torch.device) -> None:
+        raise FAULT
+
+    monkeypatch.setattr(world_module, "raise_if_broken", broken)
+    monkeypatch.setattr(World, "_say", lambda self, waiting: None)
+    rank: Any = World.__new__(World)
+    rank.plan, rank.device = DevicePlan("cuda", num_gpus=1), torch.device("cuda")
+    rank.timeout, rank.delay, rank.device_lost = 5.0, 0.0, False
+    rank._random, rank._agreeing = None, Work()
+    checked: World = rank
+    return checked
+
+
+def test_after_a_transfer_of_the_gpu_the_fault_is_raised(world: World) -> None:
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        world.wait(Work(), "hidden states")  # type: ignore[arg-type]
+
+
+def test_what_nccl_says_of_a_broken_gpu_is_that_fault(world: World) -> None:
+    said = RuntimeError("NCCL error: remote process exited or there was a network error")
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        world.wait(Work(said), "hidden states")  # type: ignore[arg-type]
+
+
+def test_the_agreement_goes_on_although_the_gpu_broke(world: World) -> None:
+    """It goes over the host: the other ranks must hear of the fault, not of a lost rank."""
+    world.wait(world._agreeing, "all ranks")
+
+
+def test_once_the_fault_is_known_a_lost_peer_is_a_lost_peer(world: World) -> None:
+    world.device_lost = True
+    world._agreeing = Work(RuntimeError("Connection closed by peer"))  # type: ignore[assignment]
+    with pytest.raises(TransportError, match="all ranks"):
+        world.wait(world._agreeing, "all ranks")
