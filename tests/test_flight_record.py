@@ -52,11 +52,29 @@ def test_a_dump_that_hangs_is_not_waited_for(
 ) -> None:
     class Recorder:
         @staticmethod
-        def _dump_nccl_trace() -> bytes:
+        def _dump_nccl_trace(includeStackTraces: bool) -> bytes:
             time.sleep(10)
-            return b""
+            return pickle.dumps({"entries": [{}]})
 
     monkeypatch.setattr(flight_record, "_recorder", Recorder())
     monkeypatch.setattr(flight_record, "_SECONDS", 0.1)
     assert not flight_record.save_flight_record(str(tmp_path / "r.json"), 0)
     assert not list(tmp_path.iterdir())
+
+
+def test_without_the_stacks_where_they_take_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Recorder:
+        @staticmethod
+        def _dump_nccl_trace(includeStackTraces: bool) -> bytes:
+            if includeStackTraces:
+                time.sleep(10)
+            return pickle.dumps({"entries": [{"with_stacks": includeStackTraces}]})
+
+    monkeypatch.setattr(flight_record, "_recorder", Recorder())
+    monkeypatch.setattr(flight_record, "_SECONDS", 0.3)
+    assert flight_record.save_flight_record(str(tmp_path / "r.json"), 0)
+    (record,) = tmp_path.iterdir()
+    assert record.name == "r.json.flight_record_rank_0"
+    assert pickle.loads(record.read_bytes()) == {"entries": [{"with_stacks": False}]}

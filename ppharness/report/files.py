@@ -1,20 +1,15 @@
-"""Writes the report's files: whole or not at all, and never an exception.
-
-Each file is written under a temporary name in its own folder, flushed to the
-disk and renamed, so that a reader sees the old file or the new one, two runs at
-once never mix, and a full disk leaves what was there before.
-"""
+"""Writes the report's files: whole or not at all, and never an exception."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from ppharness.atomic_file import mode_of, temporary_in, write_atomically
 from ppharness.findings import RunReport
 from ppharness.report.json_report import render_json
 from ppharness.report.junit import render_junit
@@ -76,66 +71,11 @@ def write_reports(report: RunReport, targets: ReportFiles) -> list[str]:
     return faults
 
 
-def write_atomically(path: Path | str, text: str) -> None:
-    """Replace ``path`` by ``text`` in one step.
-
-    A link is followed; a device or pipe (``/dev/stdout``) is written directly.
-
-    Raises:
-        OSError: it could not be written; ``path`` is as it was.
-    """
-    data = text.encode("utf-8", "backslashreplace")
-    mode = _mode(path)
-    if mode is not None and not stat.S_ISREG(mode):
-        with open(path, "wb") as stream:
-            stream.write(data)
-        return
-    path = os.path.realpath(path)
-    folder = os.path.dirname(path)
-    temporary = _temporary(folder)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with open(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if mode is not None:
-            os.chmod(temporary, stat.S_IMODE(mode))
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    _sync_folder(folder)
-
-
-def _temporary(folder: str) -> str:
-    return os.path.join(folder, f".ppharness-{secrets.token_hex(8)}.tmp")
-
-
-def _mode(path: Path | str) -> int | None:
-    """The mode of what ``path`` leads to, or None where there is nothing."""
-    try:
-        return os.stat(path).st_mode
-    except FileNotFoundError:
-        return None
-
-
-def _sync_folder(folder: str) -> None:
-    """Make the rename itself last; not every file system can, and the file is there."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def _fault(path: str) -> str | None:
     """Why ``path`` cannot be written, found by making a file beside it."""
     if not path:
         return "an empty path"
-    mode = _mode(path)
+    mode = mode_of(path)
     if mode is not None and stat.S_ISDIR(mode):
         return "is a folder"
     if mode is not None and not os.access(path, os.W_OK):
@@ -150,7 +90,7 @@ def _fault(path: str) -> str | None:
         return f"folder {folder!r} {what}"
     if len(os.fsencode(os.path.basename(path))) > 255:
         return "the name is too long"
-    temporary = _temporary(folder)
+    temporary = temporary_in(folder)
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     except OSError as error:

@@ -10,10 +10,11 @@ import contextlib
 import os
 import pickle
 import threading
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from ..atomic_file import write_atomically
 
 _ENTRIES = "2000"  # collectives that are remembered
 _SECONDS = 3.0  # that a dump may take
@@ -45,13 +46,9 @@ def save_flight_record(report: str, rank: int) -> bool:
     reader.join(_SECONDS)
     if not dumps:
         return False
-    part = Path(f"{record_prefix(report)}{rank}.{os.getpid()}")
     try:
-        part.write_bytes(dumps[-1])
-        part.replace(f"{record_prefix(report)}{rank}")
+        write_atomically(f"{record_prefix(report)}{rank}", dumps[-1])
     except OSError:  # as for the report, which says so
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
         return False
     return True
 
