@@ -1,10 +1,11 @@
 """``python -m ppharness``: a rank under torchrun, else the command line."""
 
-import os
 import sys
 
+from .arguments import is_rank
+
 if __name__ == "__main__":
-    if "RANK" in os.environ:
+    if is_rank(sys.argv[1:]):
         from .world.processes import die_with_parent
 
         die_with_parent()  # at once: torchrun may end while the rest is imported

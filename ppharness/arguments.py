@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import __version__
 
 _RUN_HELP = "run scenarios on N pipeline ranks that it launches itself"
+
+
+def is_rank(args: Sequence[str]) -> bool:
+    """Whether torchrun started this process as a rank; ``run`` starts ranks of its own."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and list(args[:1]) != ["run"]
 
 
 def build_parser() -> argparse.ArgumentParser:

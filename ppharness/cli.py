@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .arguments import build_parser, rank_parser
+from .arguments import build_parser, is_rank, rank_parser
 from .request import (
     chosen_scenarios,
     report_files,
@@ -34,7 +34,7 @@ TARGETS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ and args[:1] != ["run"]:
+    if is_rank(args):
         return _guarded(lambda: _rank(rank_parser().parse_args(args)), args)
     parser = build_parser()
     options = parser.parse_args(args)

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .report.files import ReportFiles, write_atomically
+from .atomic_file import write_atomically
+from .report.files import ReportFiles
 from .report.matrix import matrix_markdown, matrix_text
+from .world.processes import say
 
 SCHEMA = "ppharness.matrix/1"
 
@@ -51,7 +53,7 @@ def run_matrix(options: argparse.Namespace, names: Sequence[str], files: ReportF
             if path is not None:
                 write_atomically(path, text)
         except OSError as error:
-            sys.stderr.write(f"ppharness: error: {path}: {error.strerror}\n")
+            say(f"{path}: {error.strerror}")
             code = max(code, 2)
     return code
 

@@ -10,7 +10,6 @@ import base64
 import gc
 import os
 import pickle
-import socket
 import sys
 import threading
 import time
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 
 from .findings import CHECKPOINT, PHASES, Finding, RunReport, ScenarioReport
 from .injection import parse_injection
@@ -40,6 +38,7 @@ from .world.flight_record import record_prefix, save_flight_record
 from .world.layout import Layout
 from .world.processes import say_once
 from .world.stacks import offer_stack
+from .world.stores import connect_store, this_attempt
 from .world.watch import LEFT, Watch
 from .world.world import START_TIMEOUT, World
 
@@ -65,8 +64,7 @@ class RankProcess:
         self.partial: list[Finding] = []  # findings of the running scenario on this rank
         self.recorded = False  # what this rank's communicators did lies beside the report
         self._concluded = threading.Lock()
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self.store = _connect_store(f"ppharness/{os.environ.get('PPHARNESS_WORLD', '0')}/{attempt}")
+        self.store = connect_store(this_attempt())
         self.restarts = Restarts()
         done = self.restarts.names_done()
         if done:  # the rest of a run whose world was lost
@@ -130,7 +128,7 @@ class RankProcess:
         self.board.write(self.layout.rank, None, "start-up")
         self.watch.board = self.board
         self.world = World(
-            self.layout, self.plan, _process_group_store(), self.board,
+            self.layout, self.plan, connect_store(f"groups/{this_attempt()}"), self.board,
             timeout=self.options.timeout, ledger=self.options.ledger,
             perturb=self.options.perturb,
         )  # fmt: skip
@@ -323,27 +321,6 @@ def hand_over(report: RunReport) -> int:
 def stack_of(error: BaseException) -> str:
     """Where an error was raised, innermost frame last."""
     return "".join(traceback.format_tb(error.__traceback__)[-12:])
-
-
-def _connect_store(prefix: str) -> Any:
-    """A connection of our own, so that a blocked main thread does not hold it."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    what = "the launcher's store"
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") != "True":
-        raise TransportError(what, timed_out=False, detail="there is none")
-    try:  # torch's own would try for minutes where the launcher is gone
-        socket.create_connection((host, port), timeout=START_TIMEOUT).close()
-    except OSError as error:
-        raise TransportError(what, timed_out=False, detail=str(error)) from error
-    return dist.PrefixStore(prefix, dist.TCPStore(host, port, is_master=False))
-
-
-def _process_group_store() -> dist.Store:
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    world = os.environ.get("PPHARNESS_WORLD", "0")
-    store = dist.TCPStore(host, port, is_master=False)
-    return dist.PrefixStore(f"ppharness/groups/{world}/{attempt}", store)
 
 
 def bare_report(

@@ -90,6 +90,7 @@ def show_and_write(report: RunReport, options: argparse.Namespace, files: Report
     """The result on stdout and in the files; a file that cannot be written is an error."""
     from .report.console import render
     from .report.files import write_reports
+    from .world.processes import say
 
     verbosity = -1 if options.quiet else options.verbose
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -97,10 +98,10 @@ def show_and_write(report: RunReport, options: argparse.Namespace, files: Report
     try:
         print(render(report, verbosity=verbosity, width=width, color=color), flush=True)
     except (BrokenPipeError, OSError) as error:
-        sys.stderr.write(f"ppharness: error: the result could not be shown: {error}\n")
+        say(f"the result could not be shown: {error}")
     for text in report.missed:
-        sys.stderr.write(f"ppharness: error: --inject {text}: it never struck\n")
+        say(f"--inject {text}: it never struck")
     problems = write_reports(report, files)
     for problem in problems:
-        sys.stderr.write(f"ppharness: error: {problem}\n")
+        say(problem)
     return max(report.exit_code, 2) if problems else report.exit_code

@@ -11,14 +11,14 @@ import os
 import pickle
 from dataclasses import dataclass, field
 
-import torch.distributed as dist
-
 from .findings import NOT_RUN, Finding, RankReport, RunReport, ScenarioReport
 from .scenario.model import Scenario
 from .session import rows_per_step
 from .trouble import Note, restore_finding, verdict
 from .world.layout import Layout
+from .world.stores import connect_store
 
+_ROOM, _KEY = "run", "earlier"  # in the store, for all attempts
 _OUTCOMES = {"exception": "crashed", "hang": "hung", "lost_rank": "hung"}
 
 
@@ -66,8 +66,11 @@ class Restarts:
     earlier: RunReport | None = None
 
     def __post_init__(self) -> None:
-        if self.attempt and self._store().check([_KEY]):
-            self.earlier = pickle.loads(base64.b64decode(self._store().get(_KEY)))
+        if not self.attempt:
+            return
+        store = connect_store(_ROOM)
+        if store.check([_KEY]):
+            self.earlier = pickle.loads(base64.b64decode(store.get(_KEY)))
 
     @property
     def left(self) -> bool:
@@ -84,7 +87,7 @@ class Restarts:
         """Keeps what has run for the next attempt."""
         merged = self.merge(report)
         merged.scenarios = [s for s in merged.scenarios if not (s.reason or "").startswith(NOT_RUN)]
-        self._store().set(_KEY, base64.b64encode(pickle.dumps(merged)).decode())
+        connect_store(_ROOM).set(_KEY, base64.b64encode(pickle.dumps(merged)).decode())
 
     def merge(self, report: RunReport) -> RunReport:
         """The earlier attempts' scenarios, then this one's."""
@@ -93,13 +96,6 @@ class Restarts:
             for text, count in self.earlier.injections.items():
                 report.injections[text] = max(count, report.injections.get(text, 0))
         return report
-
-    def _store(self) -> dist.Store:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return dist.PrefixStore("ppharness/run", dist.TCPStore(host, port, is_master=False))
-
-
-_KEY = "earlier"
 
 
 def _number(variable: str) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import ctypes
 import fcntl
 import hashlib
 import importlib.metadata
@@ -29,7 +28,10 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
+
+from .world.processes import die_with_parent
 
 OLDEST = (0, 24, 0)  # the first release whose model runner has a PPHandler
 KEY_FILE = "vllm/v1/worker/gpu/model_states/mamba_hybrid.py"
@@ -216,11 +218,6 @@ def _only_fetch(folder: Path, say: Callable[[str], None] | None) -> Iterator[Non
         yield
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 = PR_SET_PDEATHSIG
-
-
 def _download(
     version: str, work: Path, pip_args: Sequence[str], say: Callable[[str], None] | None
 ) -> Path:
@@ -239,7 +236,7 @@ def _download(
         text=True,
         errors="replace",
         env={**os.environ, "TMPDIR": str(work / "tmp"), "PYTHONUNBUFFERED": "1"},
-        preexec_fn=_die_with_parent,
+        preexec_fn=partial(die_with_parent, signal.SIGTERM),
     )
     lines: list[str] = []
     try:

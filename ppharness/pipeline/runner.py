@@ -110,13 +110,13 @@ class RankRunner:
                 self.calls.fail("forward", step.index, error)
             self.calls.end_of_step(step.index)
             self.steps_run += 1
-            judge = partial(self.calls.judge, step.index)
+            judge = partial(self.calls.judge, step.index) if self.judge_each_step else None
             on_cpu = self.world.device.type == "cpu"
             agreed = self.world.agree(self.calls.failed, meanwhile=judge if on_cpu else None)
             if agreed.device_lost:  # what is on its way will never come
                 self.checks.discard()
                 break
-            if self.judge_each_step and not on_cpu:  # what a broken GPU sent proves nothing
+            if judge is not None and not on_cpu:  # what a broken GPU sent proves nothing
                 judge()
             if agreed.stop or not agreed.same:
                 self._settle(step)

@@ -41,14 +41,14 @@ def plan_device(requested: str) -> DevicePlan:
     Raises:
         WorldError: `cuda` was asked for and there is no usable GPU.
     """
-    num_gpus = 0
+    num_gpus, reason = 0, ""
     if requested != "cpu":
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # each rank warns of its transfers
         import torch
 
         num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    reason = why_full() if num_gpus else why_no_gpu() if requested != "cpu" else ""
+        reason = why_full() if num_gpus else why_no_gpu()
     if requested == "cuda" and reason:
         raise WorldError(f"--device cuda: no usable GPU was found ({reason})")
     kind = "cpu" if reason or not num_gpus else "cuda"

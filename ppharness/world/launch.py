@@ -173,6 +173,7 @@ def _wait_for_all(
         if late or interrupts.count > 1:
             _kill(processes)
         time.sleep(_POLL)
+    end.interrupted = interrupts.count > 0
     return end
 
 
