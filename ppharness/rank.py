@@ -39,8 +39,9 @@ from .world.layout import Layout
 from .world.processes import say_once
 from .world.stacks import offer_stack
 from .world.stores import connect_store, this_attempt
+from .world.waiting import START_TIMEOUT
 from .world.watch import LEFT, Watch
-from .world.world import START_TIMEOUT, World
+from .world.world import World
 
 Publish = Any  # Callable[[RunReport], int]: shows and writes a report, returns the exit code
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ppharness.world import world as world_module
+from ppharness.world import waiting
 from ppharness.world.device import DevicePlan
 from ppharness.world.errors import TransportError
 from ppharness.world.world import World
@@ -34,7 +34,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     def broken(device: torch.device) -> None:
         raise FAULT
 
-    monkeypatch.setattr(world_module, "raise_if_broken", broken)
+    monkeypatch.setattr(waiting, "raise_if_broken", broken)
     monkeypatch.setattr(World, "_say", lambda self, waiting: None)
     rank: Any = World.__new__(World)
     rank.plan, rank.device = DevicePlan("cuda", num_gpus=1), torch.device("cuda")

@@ -8,7 +8,7 @@ import socket
 import torch.distributed as dist
 
 from .errors import TransportError
-from .world import START_TIMEOUT
+from .waiting import START_TIMEOUT
 
 
 def this_attempt() -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .board import Board
-from .world import START_TIMEOUT
+from .waiting import START_TIMEOUT
 
 LEFT = "left"  # phase of a rank that has finished
 _TICK = 0.1

@@ -1,17 +1,13 @@
-"""One rank's connection to all others: the only place where ranks wait.
-
-Every wait has a deadline and says what it is for, so that a hang can be explained.
-"""
+"""One rank's connection to all others."""
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,16 +15,10 @@ import torch.distributed as dist
 from . import gpu_sharing
 from .board import Board, Flags, Progress
 from .device import DevicePlan
-from .device_fault import is_device_fault, raise_if_broken
-from .errors import TransportError
 from .layout import Layout
 from .ledger import Ledger
-from .perturb import Perturbation
 from .relay_channel import RelayChannel
-
-T = TypeVar("T")
-START_TIMEOUT = 120.0  # seconds; imports of four ranks compete for few cores
-_LOOK = 0.1  # seconds between looks at the clock while a rank of this host is waited for
+from .waiting import START_TIMEOUT, Waiting
 
 
 @dataclass(frozen=True)
@@ -40,7 +30,7 @@ class Agreement:
     same: bool  # all ranks built and posted the same
 
 
-class World:
+class World(Waiting):
     """Groups, hidden states, the relay's channel and the agreement at a step's end."""
 
     def __init__(
@@ -54,34 +44,24 @@ class World:
         ledger: bool = True,
         perturb: int | None = None,
     ):
-        self.layout, self.plan, self.store, self.board = layout, plan, store, board
-        self.rank, self.world_size = layout.rank, layout.world_size
+        super().__init__(layout, plan, board, timeout=timeout, perturb=perturb)
+        self.store = store
+        self.world_size = layout.world_size
         self.pp_rank, self.tp_rank = divmod(layout.rank, layout.tp_size)
         self.pp_size, self.tp_size = layout.pp_size, layout.tp_size
         self.label = layout.label(layout.rank)
-        self.timeout = timeout
         self.start_timeout = max(timeout, START_TIMEOUT)
         self.ledger = Ledger(compared=ledger)
         self.interrupted = False
-        self.delay = 0.0  # seconds before every wait: a slow rank, on purpose
-        self.on_move: Callable[[int | None, str], None] | None = None
-        self._random = random.Random(f"{perturb}/{layout.rank}") if perturb is not None else None
-        self.device = torch.device("cpu")
         if plan.kind == "cuda":
-            self.device = torch.device("cuda", layout.local_rank % plan.num_gpus)
             gpu_sharing.prepare_nccl(plan, layout)
             torch.cuda.set_device(self.device)
-        self.perturbation = Perturbation(perturb, layout.rank, self.device)
-        self.step: int | None = None
-        self._phase = "start-up"
         self._num_tokens = 0
         self._scenario = 0
-        self.device_lost = False  # a device fault: nothing more runs on this rank's GPU
         self._votes = 0
         self.turn = 0  # of the step that runs, the same on all ranks
         self._sending: dist.Work | None = None
         self._kept: torch.Tensor | None = None  # what is being sent
-        self._agreeing: dist.Work | None = None
         self._connect()
 
     def _connect(self) -> None:
@@ -135,14 +115,6 @@ class World:
                 self.relay_channel = RelayChannel(self, relay, column[-1])
         self._sending = None
 
-    def at(self, step: int | None, phase: str) -> None:
-        """Says where this rank is, for whoever has to explain a hang."""
-        self.step, self._phase = step, phase
-        self.board.write(self.rank, step, phase)
-        self.perturbation.on_main(phase)
-        if self.on_move is not None:
-            self.on_move(step, phase)
-
     def start_scenario(self) -> None:
         """A new scenario: steps count from 0 again."""
         self._scenario += 1
@@ -191,18 +163,6 @@ class World:
         seen = self._see(rank, there, what, time.monotonic() + self.timeout)
         self._say("")
         return seen
-
-    def _see(self, rank: int, there: Callable[[], T | None], what: str, deadline: float) -> T:
-        """What a rank of this host has written on the board, once it is there."""
-        bell = self.board.bells[rank]
-        while True:
-            rings = bell.count
-            seen = there()
-            if seen is not None:
-                return seen
-            if time.monotonic() > deadline:
-                raise TransportError(what, timed_out=True, detail="seen on the board")
-            bell.wait(rings, _LOOK)
 
     def send_hidden(self, hidden: torch.Tensor) -> None:
         """To the next stage, without waiting for it to take them."""
@@ -298,70 +258,10 @@ class World:
         self._say("")
         return values
 
-    def post(
-        self, what: str, operation: Callable[..., dist.Work | None], *args: Any
-    ) -> dist.Work | None:
-        """Starts a transfer.
-
-        Raises:
-            TransportError: the connection is cut off already.
-        """
-        started = time.monotonic()
-        try:
-            return operation(*args)
-        except RuntimeError as error:
-            self.look_at_device(error)
-            self._say(what)
-            raise self._transport_error(what, started, error) from error
-
-    def wait(self, work: dist.Work | None, what: str, *, timeout: float | None = None) -> None:
-        """Until `work` is done, at most `timeout` seconds (default: the run's).
-
-        Raises:
-            TransportError: it took too long, or the other side is gone.
-        """
-        if work is None:  # this rank is not in the group
-            return
-        self._say(what)
-        self._hesitate()
-        started = time.monotonic()
-        try:
-            if self.plan.backend == "nccl" and work is not self._agreeing:
-                work.wait()  # the current stream waits, not this thread
-                self.look_at_device()
-            else:
-                work.wait(timedelta(seconds=timeout or self.timeout))
-        except RuntimeError as error:
-            self.look_at_device(error)
-            raise self._transport_error(what, started, error) from error
-        self._say("")
-
-    def look_at_device(self, error: RuntimeError | None = None) -> None:
-        """Raises a fault of this rank's GPU; NCCL may have said it in words of its own."""
-        if error is not None and is_device_fault(error):
-            raise error
-        if not self.device_lost:  # that is known already
-            raise_if_broken(self.device)
-
-    def _hesitate(self) -> None:
-        """Delays on purpose: a slowed rank, or random ones that shift ranks against each other."""
-        if self.delay:
-            time.sleep(self.delay)
-        if self._random is not None and self.device.type == "cpu":
-            time.sleep(self._random.uniform(0, 0.002))
-
     def close(self) -> None:
         """Leaves all groups."""
         if dist.is_initialized() and not self.device_lost:
             dist.destroy_process_group()
 
-    def _say(self, waiting: str) -> None:
-        self.board.write(self.rank, self.step, self._phase, waiting)
-
     def _peer(self, distance: int) -> str:
         return self.layout.label(self.pipeline[self.pp_rank + distance])
-
-    def _transport_error(self, what: str, started: float, error: Exception) -> TransportError:
-        timed_out = time.monotonic() - started >= 0.95 * self.timeout
-        detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return TransportError(what, timed_out=timed_out, detail=detail)
