@@ -10,9 +10,19 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .findings import CHECKPOINT, NOT_RUN, PHASES, Finding, RankReport, RunReport, ScenarioReport
+from .findings import (
+    CHECKPOINT,
+    NOT_RUN,
+    PHASES,
+    Finding,
+    RankReport,
+    RunReport,
+    ScenarioReport,
+    rank_label,
+)
 from .injection import parse_injection
 from .report.files import ReportFiles
 from .report.progress import RunProgress
@@ -36,7 +46,7 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
         )
     plan = plan_device(options.device)
     from .kernels.num_accepted import warm_up
-    from .rank import RankProcess, hand_over  # noqa: F401  torch and triton, before the fork
+    from .rank import RankProcess  # noqa: F401  torch and triton, before the fork
     from .targets.loading import load_target
 
     run: RunOptions = run_options(options, scenarios, plan.kind)
@@ -126,9 +136,15 @@ def run_rank(run: RunOptions, plan: DevicePlan, quiet: bool) -> None:
     die_with_parent()
     if sys.stdin is not None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
-    from .rank import RankProcess, hand_over
+    from .rank import RankProcess
 
-    RankProcess(run, plan, hand_over, RunProgress(quiet=quiet)).main()
+    RankProcess(run, plan, _hand_over, RunProgress(quiet=quiet)).main()
+
+
+def _hand_over(report: RunReport) -> int:
+    """Leaves a rank's report for the launcher, which reports for all."""
+    Path(os.environ["PPHARNESS_RESULT"]).write_bytes(pickle.dumps(report))
+    return report.exit_code
 
 
 def _lost_rank(rank: int, label: str, code: int, seen: Position | None) -> Finding:
@@ -178,13 +194,11 @@ def _nobody_reported(
     end: WorldEnd,
 ) -> RunReport:
     """No rank was left to say anything: what the exit codes tell."""
-    from .session import not_run, rows_per_step
+    from .session import bare_report, not_run, rows_per_step
 
     def label(rank: int) -> str:
         pp, tp = divmod(rank, options.tp)
-        return f"PP{pp}" if options.tp == 1 else f"PP{pp}_TP{tp}"
-
-    from .rank import bare_report
+        return rank_label(pp, tp, options.tp)
 
     if CHECKPOINT in end.found:
         report: RunReport = pickle.loads(base64.b64decode(end.found[CHECKPOINT]))

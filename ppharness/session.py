@@ -20,6 +20,7 @@ from .scenario.model import Scenario
 from .scenario.schedule import build_schedule
 from .targets.interface import Target
 from .timeline import Timeline
+from .world.device import DevicePlan
 from .world.world import World
 
 
@@ -64,27 +65,40 @@ def skip_reason(scenario: Scenario, pp_size: int) -> str | None:
     return None
 
 
-def new_report(options: RunOptions, target: Target, world: World) -> RunReport:
-    """The head of the result: target, world, environment."""
-    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+def bare_report(
+    options: RunOptions, plan: DevicePlan, world_size: int, local_world_size: int
+) -> RunReport:
+    """The head of a report when the target was never made."""
     return RunReport(
         version=__version__,
-        target={"name": target.name, "version": target.version},
+        target={"name": options.target, "version": None},
         world={
-            "pp_size": world.pp_size,
-            "tp_size": world.tp_size,
-            "device": world.device.type,
-            "backend": world.plan.backend,
-            "ranks_per_gpu": world.plan.ranks_per_gpu(world.layout.local_world_size),
-            "triton": "interpreter" if world.device.type == "cpu" else "compiled",
+            "pp_size": world_size // options.tp_size,
+            "tp_size": options.tp_size,
+            "device": plan.kind,
+            "backend": plan.backend,
+            "ranks_per_gpu": plan.ranks_per_gpu(local_world_size),
+            "triton": "interpreter" if plan.kind == "cpu" else "compiled",
         },
-        environment={
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "gpu": gpu,
-        },
+        environment={},
     )
+
+
+def new_report(options: RunOptions, target: Target, world: World) -> RunReport:
+    """The head of the result: target, world, environment."""
+    layout = world.layout
+    report = bare_report(options, world.plan, layout.world_size, layout.local_world_size)
+    report.target = {"name": target.name, "version": target.version}
+    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+    report.environment = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "gpu": gpu,
+    }
+    report.notes += [n for n in [world.plan.note] if n]
+    report.notes += list(getattr(target, "warnings", ()))
+    return report
 
 
 def run_scenario(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from ..findings import rank_label
 from .errors import WorldError
 
 
@@ -50,9 +51,8 @@ class Layout:
         return frozenset(range(first, first + self.local_world_size))
 
     def label(self, rank: int) -> str:
-        """``PP2``, or ``PP2_TP1`` where there is tensor parallelism."""
         pp, tp = divmod(rank, self.tp_size)
-        return f"PP{pp}" if self.tp_size == 1 else f"PP{pp}_TP{tp}"
+        return rank_label(pp, tp, self.tp_size)
 
     def column(self, tp_rank: int) -> list[int]:
         """Global ranks of one pipeline, first stage first."""
