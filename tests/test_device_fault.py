@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 
+from ppharness.pipeline.checks import CheckList
+from ppharness.pipeline.faults import Faults
+from ppharness.pipeline.target_calls import TargetCalls
 from ppharness.world import waiting
 from ppharness.world.device import DevicePlan
 from ppharness.world.errors import TransportError
+from ppharness.world.ledger import Ledger
 from ppharness.world.world import World
 
 FAULT = RuntimeError("CUDA error: device-side assert triggered")
@@ -65,3 +70,25 @@ def test_once_the_fault_is_known_a_lost_peer_is_a_lost_peer(world: World) -> Non
     world._agreeing = Work(RuntimeError("Connection closed by peer"))  # type: ignore[assignment]
     with pytest.raises(TransportError, match="all ranks"):
         world.wait(world._agreeing, "all ranks")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_fault"),
+    [
+        (RuntimeError("Triton Error [CUDA]: device-side assert triggered"), True),
+        (FAULT, True),
+        (ValueError("no such slot"), False),
+    ],
+)
+def test_a_call_that_met_the_broken_gpu_is_a_device_fault_in_any_words(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception, is_fault: bool
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # put back afterwards
+    world.rank, world.label, world.ledger = 1, "PP1", Ledger()
+    checks = CheckList(1, "PP1", [])
+    calls = TargetCalls(world, checks, Faults([], lambda injection: None))
+    calls.fail("apply_sampled", 7, error)
+    (finding,) = checks.findings
+    assert finding.message.startswith("device fault, in step 7") == is_fault
+    assert str(error) in finding.message
+    assert (world.device_lost, calls.relay_failed, world.ledger.broken) == (is_fault,) * 3

@@ -74,16 +74,15 @@ class TargetCalls:
 
     def fail(self, phase: Phase | None, step: int | None, error: BaseException) -> None:
         """The first exception on this rank becomes a finding."""
+        broken = self._broke_device(error)
+        if broken:
+            self.world.device_lost = self.relay_failed = True
+            keep_for_ever(error)
         if self.failed:
-            if is_device_fault(error):
-                self.world.device_lost = self.relay_failed = True
-                keep_for_ever(error)
             return
         self.failed = True
         message = f"{type(error).__name__}: {text_of(error)}"
-        if is_device_fault(error):
-            self.world.device_lost = self.relay_failed = True
-            keep_for_ever(error)
+        if broken:
             self.world.ledger.broken = True
             message = f"device fault, {self._first_suspect(step)}: {message}"
         self.checks.findings.append(
@@ -130,6 +129,15 @@ class TargetCalls:
         except RuntimeError as error:
             self.fail("drain", self._ends[-1][0] if self._ends else None, error)
         return True
+
+    def _broke_device(self, error: BaseException) -> bool:
+        """Whether this rank's GPU is lost; Triton has words of its own for that."""
+        if isinstance(error, RuntimeError):
+            try:
+                self.world.look_at_device(error)
+            except RuntimeError as fault:
+                return is_device_fault(fault)
+        return False
 
     def _look_at_device(self, step: int) -> None:
         """Without waiting: which steps the device has done, and whether one broke it."""
