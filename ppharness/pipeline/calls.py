@@ -13,11 +13,11 @@ from ..scenario.model import Scenario
 from ..targets.interface import Target, TargetConfig, TargetSkip
 from ..world.device_fault import is_device_fault
 from ..world.world import World
-from .batch import to_device
 from .buffer_guard import BufferGuard
 from .checks import CANARY, NUM_CANARIES, CheckList
 from .faults import Faults
 from .runner import DTYPES
+from .step_tensors import to_device
 from .target_calls import TargetCalls
 
 

@@ -13,10 +13,11 @@ from ..scenario.model import Scenario
 from ..scenario.schedule import Row, Step
 from ..targets.interface import InputBatch, RecurrentStates, RequestSlots
 from ..world.world import World
-from .batch import StepTensors, make_input_batch, make_step_tensors
+from .batch import make_input_batch
 from .checks import CheckList
 from .faults import Faults
 from .model import StageModel
+from .step_tensors import StepTensorMaker, StepTensors, row_columns
 from .tokens import TokenJudge
 
 _HIDDEN_WIDTH = 4  # request number, position, stages passed, value
@@ -41,27 +42,34 @@ class Forward:
         self.k = scenario.num_speculative_tokens
         self.is_last = world.pp_rank == world.pp_size - 1
         self.mapping_dtype = mapping_dtype
+        self.maker = StepTensorMaker(self.k, world.device)
         self.model = StageModel(scenario, world.pp_rank, states)
         prompts = [r.prompt_tokens for r in scenario.requests]
         self.reference = SequentialReference(prompts, num_stages=world.pp_size, seed=seed)
         self.tokens = TokenJudge(checks, self.reference, num_stages=world.pp_size)
         self.next_row = _next_rows(schedule)
+        longest = scenario.max_num_batched_tokens
+        self.passed = torch.full((longest,), world.pp_rank + 1, device=world.device)
         self.drift = 0  # of the host's mirror: a fault on purpose
         self.mismatch = False  # the stage before or after runs another batch
 
     def build(self, step: Step, slots: RequestSlots) -> tuple[InputBatch, StepTensors]:
         """The batch as this rank sees it; rows aborted in flight are at -1 but on the last."""
         self.world.at(step.index, "build the batch")
-        mapping = np.array(
-            [-1 if r.filtered and not self.is_last else r.slot for r in step.rows], dtype=np.int64
-        )
-        tensors = make_step_tensors(step, mapping, self._input_ids(step), self.world.device)
-        own = slots.num_computed_tokens[tensors.slot.clamp(min=0)]
-        num_computed = torch.where(tensors.slot < 0, tensors.num_computed, own)
+        columns = row_columns(step)
+        mapping = columns["slot"].copy()
+        if not self.is_last:
+            mapping[[r.filtered for r in step.rows]] = -1
+        tensors = self.maker.make(columns, mapping, self._input_ids(step))
+        num_computed = slots.num_computed_tokens[tensors.slot]
+        if not tensors.all_have_slots:
+            known = tensors.block_row >= 0
+            num_computed = torch.where(known, num_computed, tensors.num_computed)
         self.drift += self.faults.take("drift", step.index)
-        host = np.array([r.num_computed_tokens_host for r in step.rows], dtype=np.int32)
-        host += np.int32(self.drift)
-        batch = make_input_batch(step, mapping, host, self.mapping_dtype, tensors, num_computed)
+        host = (columns["num_computed_tokens_host"] + self.drift).astype(np.int32)
+        batch = make_input_batch(
+            step, columns, mapping, host, self.mapping_dtype, tensors, num_computed
+        )
         self.note(step, host)
         return batch, tensors
 
@@ -81,25 +89,18 @@ class Forward:
         """Receives, runs this stage's layers, sends on; ``[num_tokens]`` for the sampler."""
         world, stage = self.world, self.world.pp_rank
         world.at(step.index, "forward")
-        own_view = partial(self.tokens.marks, step=step, stage=stage, filtered=not self.is_last)
-        marks = torch.stack(
-            [tensors.req_num, batch.positions, torch.full_like(batch.positions, stage)], dim=1
-        )
-        self.checks.record(marks, own_view, copy=False)
+        own_view = partial(self.tokens.positions, step=step, filtered=not self.is_last)
+        self.checks.record(batch.positions, own_view, copy=False)
         x = self._first_input(step, tensors, slots) if stage == 0 else self._receive(step)
-        num_computed = batch.positions[tensors.start]
-        accepted = num_accepted[tensors.slot.clamp(min=0)]
-        x = self.model.forward(x, tensors, accepted, num_computed)
+        x = self.model.forward(x, tensors, num_accepted, batch.positions[tensors.shape.start])
         kept = [number for number, row in enumerate(step.rows) if not row.filtered]
         if kept and self.faults.take("corrupt-hidden", step.index):
-            x[tensors.start[kept[0]]] ^= 1 << 40  # its first token: never a refused draft
-        went_out = partial(
-            self.tokens.values, step=step, stage=stage + 1, filtered=True, incoming=False
-        )
+            x[tensors.shape.start[kept[0]]] ^= 1 << 40  # its first token: never a refused draft
+        went_out = partial(self.tokens.sent, step=step, stage=stage + 1)
         self.checks.record(x, went_out, copy=False)
         if not self.is_last:
-            passed = torch.full_like(x, stage + 1)
-            self._send(torch.cat([marks[:, :2], torch.stack([passed, x], dim=1)], dim=1))
+            passed = self.passed[: len(x)]
+            self._send(torch.stack([tensors.req_num, batch.positions, passed, x], dim=1))
         return x
 
     def sample(self, step: Step, x: torch.Tensor, tensors: StepTensors) -> torch.Tensor:
@@ -124,7 +125,7 @@ class Forward:
             held: ``[max_num_reqs, K]`` per slot, of a target that relays drafts.
         """
         if any(r.num_draft_tokens for r in step.rows):
-            mine = held[tensors.slot.clamp(min=0)]
+            mine = held[tensors.slot]
             want = [self.drafts_of(r) for r in step.rows]
             judge = partial(self.tokens.drafts, step=step, want=want)
             self.checks.record(mine, judge, copy=False)  # indexing has copied it
@@ -137,8 +138,8 @@ class Forward:
 
     def _first_input(self, step: Step, tensors: StepTensors, slots: RequestSlots) -> torch.Tensor:
         ids = tensors.input_ids
-        last = slots.last_sampled_tokens[tensors.slot.clamp(min=0)].view(-1)
-        ids[tensors.start] = torch.where(tensors.decodes > 0, last, ids[tensors.start])
+        if len(tensors.decode_start):
+            ids[tensors.decode_start] = slots.last_sampled_tokens[tensors.decode_slot].view(-1)
         self.checks.record(ids, partial(self.tokens.inputs, step=step), copy=False)
         return self.model.embed(ids)
 
@@ -148,12 +149,8 @@ class Forward:
         if coming is None or coming == step.num_tokens:
             hidden = self._empty(step.num_tokens)
             world.recv_hidden(hidden)
-            marks = partial(self.tokens.marks, step=step, stage=stage, filtered=True)
-            values = partial(
-                self.tokens.values, step=step, stage=stage, filtered=True, incoming=True
-            )
-            self.checks.record(hidden[:, :3], marks, copy=False)
-            self.checks.record(hidden[:, 3], values, copy=False)
+            came_in = partial(self.tokens.received, step=step, stage=stage)
+            self.checks.record(hidden, came_in, copy=False)
             return hidden[:, 3]
         self.mismatch = True  # the ledger has both sides and tells
         if coming:

@@ -8,12 +8,13 @@ So a wrong accepted count changes the tokens that come out.
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
 
-from ..oracle.reference import CONV, DECAY, EMBED_BIAS, EMBED_GAIN, GAIN, STAGE, WINDOW
+from ..oracle.reference import CONV, EMBED_BIAS, EMBED_GAIN, GAIN, STAGE, WINDOW
 from ..scenario.model import Scenario
 from ..scenario.tokens import VOCAB_SIZE
 from ..targets.interface import RecurrentStates
-from .batch import StepTensors
+from .step_tensors import StepTensors
 
 _TWO_64 = 1 << 64
 
@@ -51,17 +52,14 @@ class StageModel:
         self.states = states
         self.align = scenario.mamba_cache_mode == "align"
         self.bias = _wrap(STAGE * (stage + 1))
+        self.k = scenario.num_speculative_tokens
         device = states.conv.device
-        longest = max(r.prompt_tokens + r.max_tokens for r in scenario.requests)
-        longest = min(longest, scenario.max_num_batched_tokens)  # tokens of one row in one step
-        decay, inverse = [1], [1]
-        undo = pow(DECAY, -1, _TWO_64)
-        for _ in range(max(longest, scenario.num_speculative_tokens + 1)):
-            decay.append(decay[-1] * DECAY % _TWO_64)
-            inverse.append(inverse[-1] * undo % _TWO_64)
-        self.decay = torch.tensor([_wrap(v) for v in decay[1:]], device=device)  # DECAY ** (n + 1)
-        self.inverse = torch.tensor([_wrap(v) for v in inverse[1:]], device=device)
-        self.lane = torch.arange(WINDOW + scenario.num_speculative_tokens, device=device)
+        self.weights = torch.tensor([1, *CONV], device=device)[:, None]  # of a token's taps
+        self.lane = torch.arange(WINDOW + self.k, device=device)
+        self.zero = torch.zeros(1, dtype=torch.int64, device=device)
+        self.spare = len(states.temporal) - 1  # the block of states that are not kept
+        # [max_num_reqs + 1, num_columns + 1] with a column of it
+        self.table = pad(states.block_table.to(torch.int64), (0, 1), value=self.spare)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """``[num_tokens]`` token ids -> ``[num_tokens]`` int64 hidden values."""
@@ -71,69 +69,44 @@ class StageModel:
         self,
         x: torch.Tensor,  # [num_tokens] int64 from the stage before
         step: StepTensors,
-        num_accepted: torch.Tensor,  # [num_reqs] as gathered for this step
+        num_accepted: torch.Tensor,  # [max_num_reqs] as gathered for this step
         num_computed: torch.Tensor,  # [num_reqs] before the step
     ) -> torch.Tensor:
         """Runs this stage's layers on a batch; ``[num_tokens]`` for the next stage."""
-        states, row, index = self.states, step.row, step.index
-        table = states.block_table[step.slot]  # the last row, a spare one, for slot -1
-        column = torch.zeros_like(num_computed)
-        if self.align:
-            last = num_computed + step.num_scheduled - 1
-            column = (last // states.block_size).clamp_(0, table.shape[1] - self._k - 1)
-        shift = num_accepted.clamp(1, self._k + 1).to(torch.int64) - 1
-        known = (num_computed > 0) & (step.slot >= 0)
-        head = table.gather(1, column[:, None])[:, 0].to(torch.int64)
-        from_column = table.gather(1, (column + shift)[:, None])[:, 0].to(torch.int64)
-        conv = states.conv[head].gather(1, shift[:, None] + self.lane[:WINDOW])
-        conv = torch.where(known[:, None], conv, 0)  # [num_reqs, WINDOW]
-        temporal = torch.where(known, states.temporal[from_column], 0)  # [num_reqs]
+        states, shape = self.states, step.shape
+        blocks = self._running_blocks(step, num_computed)
+        head = source = blocks[:, 0]
+        window = states.conv[head]
+        if self.k:
+            shift = num_accepted[step.slot].clamp(1, self.k + 1).to(torch.int64)[:, None] - 1
+            source = blocks.gather(1, shift)[:, 0]
+            window = window.gather(1, shift + self.lane[:WINDOW])
+        known = num_computed > 0  # else all is 0 before the first token
+        window = window * known[:, None]  # [num_reqs, WINDOW]
+        temporal = states.temporal[source] * known  # [num_reqs]
 
-        u = x + self.bias
-        for lag, weight in enumerate(CONV, start=1):
-            before = conv[row, (WINDOW + index - lag).clamp_(max=WINDOW - 1)]
-            u = u + weight * torch.where(index >= lag, x.roll(lag), before)
-        scaled = u * self.inverse[index]
+        inputs = torch.cat([window.flatten(), x, self.zero])
+        u = (self.weights * inputs[shape.taps]).sum(0) + self.bias
+        scaled = u * shape.inverse
         summed = scaled.cumsum(0)
-        ahead = (summed - scaled)[step.start]  # of the rows before
-        history = self.decay[index] * ((temporal - ahead)[row] + summed)
-        self._store(x, conv, history, step, table, column)
-        y = x + GAIN * history
+        ahead = (summed - scaled)[shape.start]  # of the rows before
+        history = shape.decay * ((temporal - ahead)[shape.row] + summed)
+        states.conv[head] = inputs[shape.window]
+        states.temporal[blocks.gather(1, shape.kept_column)] = history[shape.kept]
+        y = torch.add(x, history, alpha=_wrap(GAIN))
         return y ^ (y >> 29)
 
     def sample(self, x: torch.Tensor, step: StepTensors) -> torch.Tensor:
         """``[num_reqs, width]`` int64: the tokens each row yields, 0 beyond them."""
-        tokens = (x >> 20) % VOCAB_SIZE
-        width = self._k + 1 if step.num_drafts else 1
-        column = self.lane[:width]
-        at = step.first_logit[:, None] + column
-        picked = tokens[at.clamp(max=tokens.shape[0] - 1)]
-        return torch.where(column < step.num_sampled[:, None], picked, 0)
+        shape = step.shape
+        return ((x[shape.picked] >> 20) % VOCAB_SIZE) * shape.is_picked
 
-    @property
-    def _k(self) -> int:
-        return len(self.lane) - WINDOW
-
-    def _store(
-        self,
-        x: torch.Tensor,
-        conv: torch.Tensor,
-        history: torch.Tensor,
-        step: StepTensors,
-        table: torch.Tensor,
-        column: torch.Tensor,
-    ) -> None:
-        """Keeps the state after each token of a decode row, after the last one of a chunk."""
-        states, last_token = self.states, x.shape[0] - 1
-        since = step.skip[:, None] + 1 + self.lane - WINDOW  # index in the row's tokens
-        token = x[(step.start[:, None] + since).clamp(0, last_token)]
-        old = conv.gather(1, (since + WINDOW).clamp(0, WINDOW - 1))
-        window = torch.where(since >= 0, token, old)
-        window = torch.where(since < step.num_scheduled[:, None], window, 0)
-        states.conv[table.gather(1, column[:, None])[:, 0].to(torch.int64)] = window
-        lane = self.lane[: self._k + 1]
-        blocks = table.gather(1, column[:, None] + lane).to(torch.int64)
-        kept = step.skip[:, None] + lane < step.num_scheduled[:, None]
-        value = history[(step.start[:, None] + step.skip[:, None] + lane).clamp(max=last_token)]
-        spare = states.temporal.shape[0] - 1
-        states.temporal[torch.where(kept, blocks, spare).flatten()] = value.flatten()
+    def _running_blocks(self, step: StepTensors, num_computed: torch.Tensor) -> torch.Tensor:
+        """``[num_reqs, K + 2]`` blocks from each row's running one on; the last is spare."""
+        table = self.table[step.block_row]
+        if not self.align:
+            return table
+        last_token = num_computed + step.num_scheduled - 1
+        column = last_token // self.states.block_size
+        column = column.clamp(0, table.shape[1] - self.k - 2)[:, None]
+        return pad(table.gather(1, column + self.lane[: self.k + 1]), (0, 1), value=self.spare)

@@ -21,13 +21,13 @@ from ..targets.interface import InputBatch, SampledOutputs, Target, TargetConfig
 from ..world.device_fault import is_device_fault
 from ..world.ledger import Ledger, find_disagreement
 from ..world.world import World
-from .batch import StepTensors, to_device
 from .buffer_guard import BufferGuard
 from .checks import CheckList
 from .faults import SLOW_WAIT, Faults
 from .forward import Forward, batch_text
 from .judge import BufferJudge
 from .model import make_recurrent_states
+from .step_tensors import StepTensors, to_device
 from .target_calls import TargetCalls
 
 DTYPES = {"int32": torch.int32, "int64": torch.int64}
@@ -185,6 +185,7 @@ class RankRunner:
         if kept and self.faults.take("corrupt-slot", step.index):
             self.guard.buffer[max(kept)].fill_(self.config.num_speculative_tokens + 3)
         self._snapshot(expected)
+        self.world.look_at_device()  # before `tensors`, which the side stream used, is freed
 
     def _truth_of(self, step: Step) -> Step:
         """The step as the scenario has it; this rank's differs where it heard of an abort late."""
@@ -235,8 +236,7 @@ class RankRunner:
     def _sample(self, step: Step, batch: InputBatch, tensors: StepTensors, x: torch.Tensor) -> None:
         """The last rank: sample, broadcast, then take its own result in at once."""
         sampled = self.forward.sample(step, x, tensors)
-        num_sampled = tensors.num_sampled.to(torch.int32)
-        num_rejected = tensors.num_rejected.to(torch.int32)
+        num_sampled, num_rejected = tensors.num_sampled, tensors.num_rejected
         told = num_sampled
         if _has_counts(step) and self.faults.take("corrupt-counts", step.index):
             told = (num_sampled - 1).clamp(min=0)
@@ -306,8 +306,7 @@ class RankRunner:
             )  # fmt: skip
             return
         columns = [outputs.idx_mapping, outputs.num_sampled, outputs.num_rejected]
-        heads = torch.stack([c.to(torch.int64) for c in columns], dim=1)
-        heard = torch.cat([heads, outputs.sampled_tokens], dim=1)
+        heard = torch.cat([*(c[:, None] for c in columns), outputs.sampled_tokens], dim=1)
         judge = partial(self.forward.tokens.heard, source=source, now=now)
         self.checks.record(heard, judge, copy=False)
 

@@ -19,40 +19,57 @@ class TokenJudge:
         self.reference = reference
         self.num_stages = num_stages
         self._diverged: set[int] = set()  # requests whose values were wrong already
-        self._marks: tuple[tuple[int, int], np.ndarray] | None = None
+        self._marks: tuple[int, np.ndarray] | None = None  # of the last step asked for
 
-    def marks(self, received: np.ndarray, step: Step, stage: int, filtered: bool) -> None:
-        """``[num_tokens, 3]`` marks that came with the hidden states of a step."""
-        self.checks.num_checks += 3 * len(received)
-        expected = self._marks_of(step, stage)
-        wrong = received != expected
+    def positions(self, positions: np.ndarray, step: Step, filtered: bool) -> None:
+        """``[num_tokens]`` positions in the batch that a rank built.
+
+        Args:
+            filtered: whether this rank leaves out rows that were aborted in flight.
+        """
+        self._check_marks(positions[:, None], step, slice(1, 2), filtered)
+
+    def received(self, hidden: np.ndarray, step: Step, stage: int) -> None:
+        """``[num_tokens, 4]`` hidden states that came in after `stage` stages."""
+        self._marks_of(step)[:, 2] = stage
+        self._check_marks(hidden[:, :3], step, slice(3), filtered=True)
+        self._check_values(hidden[:, 3], step, stage, "came in")
+
+    def sent(self, values: np.ndarray, step: Step, stage: int) -> None:
+        """``[num_tokens]`` hidden values as they go out after `stage` stages."""
+        self._check_values(values, step, stage, "went out")
+
+    def _check_marks(self, marks: np.ndarray, step: Step, fields: slice, filtered: bool) -> None:
+        self.checks.num_checks += marks.size
+        expected = self._marks_of(step)[:, fields]
+        wrong = marks != expected
         if not wrong.any():
             return
         end = 0
         for row in step.rows:
             start, end = end, end + row.num_scheduled_tokens
-            part, want, bad = received[start:end], expected[start:end], wrong[start:end]
+            part, want, bad = marks[start:end], expected[start:end], wrong[start:end]
             if bad.any() and not (filtered and row.filtered):
                 token, field = np.argwhere(bad)[0]
                 self.checks.add(
                     "divergence", step.index, "forward",
                     f"hidden state of request {row.req_id}, token {token} of its row: "
-                    f"{HIDDEN_FIELDS[field]} is {part[token, field]}, "
+                    f"{HIDDEN_FIELDS[fields][field]} is {part[token, field]}, "
                     f"expected {want[token, field]}",
                     req_id=row.req_id, slot=row.slot,
                     expected=int(want[token, field]), actual=int(part[token, field]),
                 )  # fmt: skip
 
-    def _marks_of(self, step: Step, stage: int) -> np.ndarray:
-        """``[num_tokens, 3]`` the marks that a step's tokens must carry; the last one is kept."""
-        if self._marks is None or self._marks[0] != (step.index, stage):
+    def _marks_of(self, step: Step) -> np.ndarray:
+        """``[num_tokens, 3]`` marks that a step's tokens must carry; stages are filled in later."""
+        if self._marks is None or self._marks[0] != step.index:
             counts = [r.num_scheduled_tokens for r in step.rows]
-            marks = np.full((sum(counts), 3), stage, dtype=np.int64)
+            marks = np.zeros((sum(counts), 3), dtype=np.int64)
             marks[:, 0] = np.repeat([r.req_num for r in step.rows], counts)
             marks[:, 1] = np.concatenate(
                 [r.num_computed_tokens + np.arange(r.num_scheduled_tokens) for r in step.rows]
             )
-            self._marks = ((step.index, stage), marks)
+            self._marks = (step.index, marks)
         return self._marks[1]
 
     def inputs(self, input_ids: np.ndarray, step: Step) -> None:
@@ -137,15 +154,13 @@ class TokenJudge:
                     slot=row.slot, expected=want_tokens[wrong], actual=got_tokens[wrong],
                 )  # fmt: skip
 
-    def values(
-        self, got: np.ndarray, step: Step, stage: int, filtered: bool, incoming: bool
-    ) -> None:
+    def _check_values(self, got: np.ndarray, step: Step, stage: int, moved: str) -> None:
         """``[num_tokens]`` hidden values after `stage` stages; each request's first fault."""
         first = 0
         for row in step.rows:
             part = got[first : first + row.num_scheduled_tokens]
             first += row.num_scheduled_tokens
-            if (filtered and row.filtered) or row.req_num in self._diverged:
+            if row.filtered or row.req_num in self._diverged:
                 continue
             # Drafts that will be refused are not in the reference.
             count = row.num_sampled if row.num_draft_tokens else row.num_scheduled_tokens
@@ -155,11 +170,10 @@ class TokenJudge:
             bad = np.flatnonzero(part[:count] != want)
             if len(bad):
                 self._diverged.add(row.req_num)
-                came = "came in" if incoming else "went out"
                 self.checks.add(
                     "divergence", step.index, "forward",
                     f"hidden value of request {row.req_id} at position {start + bad[0]}, after "
-                    f"{stage} of {self.num_stages} stages, {came} other than in the sequential "
+                    f"{stage} of {self.num_stages} stages, {moved} other than in the sequential "
                     "reference",
                     req_id=row.req_id, slot=row.slot,
                 )  # fmt: skip

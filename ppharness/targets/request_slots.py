@@ -12,12 +12,11 @@ from .interface import InputBatch, SampledOutputs, TargetConfig
 class BuiltinRequestSlots:
     """Computed tokens and last sampled token per slot.
 
-    One spare row at the end takes the writes of rows without a slot, so that
-    nothing is read back from the device to find them.
+    One spare row at the end takes the writes of rows without a slot: it is what -1
+    means as an index, so that nothing is read back from the device to find them.
     """
 
     def __init__(self, config: TargetConfig):
-        self._spare = config.max_num_reqs
         rows = config.max_num_reqs + 1
         self._computed = torch.zeros(rows, dtype=torch.int32, device=config.device)
         self._last = torch.zeros(rows, dtype=torch.int64, device=config.device)
@@ -46,21 +45,16 @@ class BuiltinRequestSlots:
         computed count grows by what was scheduled less what was rejected; on the others
         it grew when the step ran, so only the rejected tokens come off.
         """
-        rows = self._rows(outputs.idx_mapping)
-        delta = -outputs.num_rejected
+        rows = outputs.idx_mapping.to(torch.int64)
+        grown = self._computed[rows] - outputs.num_rejected
         if query_start_loc is not None:
-            delta = delta + query_start_loc.diff()
-        self._computed.index_add_(0, rows, delta.to(torch.int32))
-        sampled = outputs.num_sampled.to(torch.int64)
-        column = (sampled - 1).clamp_(min=0)[:, None]
-        token = outputs.sampled_tokens.gather(1, column)[:, 0]
-        self._last[rows] = torch.where(sampled > 0, token, self._last[rows])
+            grown += query_start_loc.diff()
+        self._computed[rows] = grown
+        tokens = torch.cat([self._last[rows, None], outputs.sampled_tokens], dim=1)
+        newest = outputs.num_sampled.clamp(0, tokens.shape[1] - 1).to(torch.int64)
+        self._last[rows] = tokens.gather(1, newest[:, None])[:, 0]
 
     def advance(self, batch: InputBatch) -> None:
         """The whole batch moves on by what was scheduled, as if nothing will be rejected."""
-        rows = self._rows(batch.idx_mapping)
-        self._computed.index_add_(0, rows, batch.query_start_loc.diff())
-
-    def _rows(self, idx_mapping: torch.Tensor) -> torch.Tensor:
-        rows = idx_mapping.to(torch.int64)
-        return torch.where(rows < 0, self._spare, rows)
+        rows = batch.idx_mapping.to(torch.int64)
+        self._computed[rows] += batch.query_start_loc.diff()

@@ -74,8 +74,9 @@ class BuiltinTokenRelay:
                 ]
             )
         if self.device.type == "cuda":  # made on the side stream, used on the main one
-            tokens.record_stream(torch.cuda.current_stream())
-            counts.record_stream(torch.cuda.current_stream())
+            main = torch.cuda.current_stream()
+            tokens.record_stream(main)
+            counts.record_stream(main)
         generation = self.generation_np[batch.idx_mapping_np]
         self.queue[-1] = _Pending(
             arrival, tokens, counts, batch.idx_mapping, batch.idx_mapping_np, needed, generation

@@ -7,6 +7,7 @@ streams used, which fails where no exception can be raised, and the process ends
 from __future__ import annotations
 
 import traceback
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,7 +28,13 @@ def raise_if_broken(device: torch.device) -> None:
     It makes an event too, since that waits while the driver deals with a fault.
     """
     if device.type == "cuda":
-        torch.cuda.current_stream(device).record_event()
+        _stream_of(device).record_event()
+
+
+@cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """Any stream will do; to look up the current one costs as much as all the rest."""
+    return torch.cuda.default_stream(device)
 
 
 def keep_for_ever(error: BaseException) -> None:
