@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ppharness import vllm_cache
 from ppharness.vllm_cache import KEY_FILE, MARKER, VllmCacheError, cached, fetch, locate
+from ppharness.vllm_cache.wheel import unpack
 
 
 @pytest.fixture(autouse=True)
@@ -157,14 +157,14 @@ def test_locate_says_what_is_cached(tmp_path: Path) -> None:
 def test_wrong_metadata_is_refused(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels", metadata="0.27.0")
     with pytest.raises(VllmCacheError, match=r"version 0\.27\.0, not 0\.28\.0"):
-        vllm_cache._unpack(wheel, "0.28.0", tmp_path / "into", tmp_path / "target")
+        unpack(wheel, "0.28.0", tmp_path / "into")
 
 
 def test_killed_fetch_is_cleaned_up_by_the_next(tmp_path: Path, cache: Path) -> None:
     """A SIGKILL while pip runs: no release appears, and the next fetch removes the rest."""
     make_wheel(tmp_path / "wheels")
-    code = "import time\nfrom ppharness import vllm_cache\n"
-    code += "vllm_cache._download = lambda *a: time.sleep(60)\nvllm_cache.fetch('0.28.0')\n"
+    code = "import time\nfrom ppharness.vllm_cache import cache\n"
+    code += "cache.download = lambda *a: time.sleep(60)\ncache.fetch('0.28.0')\n"
     process = subprocess.Popen([sys.executable, "-c", code], env=dict(os.environ))
     deadline = time.monotonic() + 20
     while not list(cache.glob(".tmp-*")) and time.monotonic() < deadline:
