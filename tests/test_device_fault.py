@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -92,3 +93,15 @@ def test_a_call_that_met_the_broken_gpu_is_a_device_fault_in_any_words(
     assert finding.message.startswith("device fault, in step 7") == is_fault
     assert str(error) in finding.message
     assert (world.device_lost, calls.relay_failed, world.ledger.broken) == (is_fault,) * 3
+
+
+def test_checks_that_are_left_aside_are_not_freed() -> None:
+    """NCCL's stream wrote what came in: freed on a broken GPU, it would end the process."""
+    checks = CheckList(1, "PP1", [])
+    received = torch.zeros(4, 4)
+    checks.record(received, lambda array: None, copy=False)
+    kept = weakref.ref(received)
+    del received
+    checks.discard()
+    checks.judge()
+    assert kept() is not None and checks.num_checks == 0

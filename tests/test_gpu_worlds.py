@@ -50,15 +50,18 @@ def test_where_nccl_does_not_share_it_goes_through_the_host(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["each-step", "each-scenario"])
-def test_a_device_fault_names_rank_and_step(tmp_path, mode):
+@pytest.mark.parametrize(
+    ("name", "label"), [("DeviceFault", "PP0"), ("DeviceFaultOnLastStage", "PP1")]
+)
+def test_a_device_fault_names_rank_and_step(tmp_path, name, label, mode):
     done, report = run(
         tmp_path, "--nproc", "2", "--check", mode, "founding-case", "one-token-answer",
-        "--target", target("gpu_races.py:DeviceFault"),
+        "--target", target(f"gpu_races.py:{name}"),
     )  # fmt: skip
     assert done.returncode == 1
     first = report["scenarios"][0]
     assert first["outcome"] == "crashed"
-    assert {f["label"] for f in first["findings"]} == {"PP0"}
+    assert {f["label"] for f in first["findings"]} == {label}
     assert first["findings"][0]["step"] is not None
     assert "device fault" in first["findings"][0]["message"]
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..findings import Finding, Phase
+from ..world.device_fault import keep_for_ever
 
 Judge = Callable[[np.ndarray], None]
 
@@ -57,8 +58,9 @@ class CheckList:
             recorded.judge(array)
 
     def discard(self) -> None:
-        """Forgets what was not judged yet, after a device fault."""
-        self._pending.clear()
+        """Leaves aside what was not judged yet, after a device fault: it must not be freed."""
+        keep_for_ever(self._pending)
+        self._pending = []
 
     def add(
         self,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..findings import ExceptionInfo, Finding, Frame, Phase
-from ..world.device_fault import is_device_fault, keep_for_ever
+from ..world.device_fault import is_device_fault, keep_frames_of
 from ..world.errors import NotPosted, TransportError, text_of
 from ..world.world import World
 from .checks import CheckList
@@ -77,7 +77,7 @@ class TargetCalls:
         broken = self._broke_device(error)
         if broken:
             self.world.device_lost = self.relay_failed = True
-            keep_for_ever(error)
+            keep_frames_of(error)
         if self.failed:
             return
         self.failed = True

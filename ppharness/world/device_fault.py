@@ -37,8 +37,13 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.default_stream(device)
 
 
-def keep_for_ever(error: BaseException) -> None:
+def keep_for_ever(held: Any) -> None:
+    """What this holds on a device that may be broken is not freed."""
+    _KEPT.append(held)
+
+
+def keep_frames_of(error: BaseException) -> None:
     """What the frames of a device fault hold is not freed."""
     frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
     frames += [f for f, _ in traceback.walk_stack(None)]
-    _KEPT.append((error, [dict(f.f_locals) for f in frames]))
+    keep_for_ever((error, [dict(f.f_locals) for f in frames]))

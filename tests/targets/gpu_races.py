@@ -77,11 +77,13 @@ class _Faulty(BuiltinMambaState):
     """In its third call a kernel fails on the device."""
 
     calls = 0
+    on_last_rank = False
 
     def postprocess_state(self, idx_mapping, num_sampled, num_computed_tokens=None):
         super().postprocess_state(idx_mapping, num_sampled, num_computed_tokens)
         self.calls += 1
-        if self.calls == 3 and self.config.pp_rank == 0:
+        place = self.config.pp_size - 1 if self.on_last_rank else 0
+        if self.calls == 3 and self.config.pp_rank == place:
             torch._assert_async(torch.zeros(1, dtype=torch.bool, device=self.config.device))
 
 
@@ -90,3 +92,14 @@ class DeviceFault(BuiltinTarget):
 
     name = "device-fault"
     mamba_state_class = _Faulty
+
+
+class _FaultyLast(_Faulty):
+    on_last_rank = True
+
+
+class DeviceFaultOnLastStage(BuiltinTarget):
+    """The same on the last one, which holds hidden states that NCCL's stream wrote."""
+
+    name = "device-fault-on-last-stage"
+    mamba_state_class = _FaultyLast
