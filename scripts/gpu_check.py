@@ -130,15 +130,16 @@ def perturbed(check: Check) -> None:
 
 def faults(check: Check) -> None:
     """A device fault names its rank and step; a store before the buffer hits a canary."""
-    for mode in ("each-step", "each-scenario"):
-        code, report = check.harness(
-            f"fault-{mode}", "--nproc", "4", "--check", mode,
-            "--target", f"{RACE_FILE}:DeviceFault", "founding-case",
-        )  # fmt: skip
-        found = [f for s in report.get("scenarios", []) for f in s["findings"]]
-        named = [f"{f['label']} step {f['step']} {f['phase']}" for f in found]
-        good = code == 1 and bool(found) and {f["label"] for f in found} == {"PP0"}
-        check.add(f"device fault, {mode}", good, f"exit {code}: {'; '.join(named[:3])}")
+    for name, label in (("DeviceFault", "PP0"), ("DeviceFaultOnLastStage", "PP3")):
+        for mode in ("each-step", "each-scenario"):
+            code, report = check.harness(
+                f"fault-{label}-{mode}", "--nproc", "4", "--check", mode,
+                "--target", f"{RACE_FILE}:{name}", "founding-case",
+            )  # fmt: skip
+            found = [f for s in report.get("scenarios", []) for f in s["findings"]]
+            named = [f"{f['label']} step {f['step']} {f['phase']}" for f in found]
+            good = code == 1 and bool(found) and {f["label"] for f in found} == {label}
+            check.add(f"device fault on {label}, {mode}", good, f"exit {code}: {named[:3]}")
     code, report = check.harness(
         "canary", "--nproc", "2", "--target", f"{RACE_FILE}:StoresBeforeBuffer", "founding-case"
     )
