@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from worlds import JSON, Run, WarmPython
 
+pytest.register_assert_rewrite("scenario_files")  # as its assertions were in a test file
+
 
 @pytest.fixture(scope="session")
 def warm_python() -> Iterator[WarmPython]:

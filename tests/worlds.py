@@ -23,6 +23,12 @@ TARGETS = Path(__file__).resolve().parent / "targets"
 PPHARNESS = (sys.executable, "-m", "ppharness")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 JSON = "result.json"  # in the folder of a run
+VERIFY = """
+name: verify
+max_num_reqs: 4
+num_speculative_tokens: 3
+requests: [{id: a, prompt_tokens: 5, max_tokens: 9, accept: [2, 0, 3]}]
+"""
 
 
 @dataclass(frozen=True)

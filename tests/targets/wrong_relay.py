@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import replace
 
@@ -54,15 +55,15 @@ class StandsStillRelay(BuiltinTokenRelay):
         return super().get_prev_sampled_outputs()
 
 
-class _Spoiled(BuiltinTokenRelay):
+class _Spoiled(BuiltinTokenRelay, ABC):
     """Hands out something else than what arrived."""
 
     def get_prev_sampled_outputs(self) -> SampledOutputs | None:
         outputs = super().get_prev_sampled_outputs()
         return None if outputs is None else self.spoil(outputs)
 
-    def spoil(self, outputs: SampledOutputs) -> SampledOutputs:
-        raise NotImplementedError
+    @abstractmethod
+    def spoil(self, outputs: SampledOutputs) -> SampledOutputs: ...
 
 
 class CorruptsTokenRelay(_Spoiled):
