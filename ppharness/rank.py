@@ -7,6 +7,7 @@ by ``leave``, and one rank sees to the report.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from .alike import first_difference, start_terms
 from .findings import PHASES, Finding, RunReport
 from .injection import parse_injection
 from .kernels.interpreter import keep_language_replaced
@@ -117,23 +119,36 @@ class RankProcess:
             self.board, path = Board.create(total)
             self.store.set(node, path)
         else:
-            self._wait_for_key(node)
+            self._wait_for([node], "the first rank of this host")
             self.board = Board.open(self.store.get(node).decode(), total)
         self.board.write(self.layout.rank, None, "start-up")
         self.watch.board = self.board
+        if "PPHARNESS_RESULT" not in os.environ:  # else forked from one process
+            self._compare_commands()
         self.world = World(
             self.layout, self.plan, connect_store(f"groups/{this_attempt()}"), self.board,
             timeout=self.options.timeout, ledger=self.options.ledger,
             perturb=self.options.perturb,
         )  # fmt: skip
 
-    def _wait_for_key(self, key: str) -> None:
+    def _compare_commands(self) -> None:
+        """Before any transfer: each node has a command line of its own."""
+        total = self.layout.world_size
+        keys = [f"terms/{rank}" for rank in range(total)]
+        self.store.set(
+            keys[self.layout.rank], json.dumps(start_terms(self.options, self.plan.kind))
+        )
+        self._wait_for(keys, "all ranks to start")
+        terms = [json.loads(text) for text in self.store.multi_get(keys)]
+        difference = first_difference(terms, [self.layout.label(rank) for rank in range(total)])
+        if difference is not None:
+            self._refuse(difference)
+
+    def _wait_for(self, keys: list[str], what: str) -> None:
         deadline = time.monotonic() + max(self.options.timeout, START_TIMEOUT)
-        while not self.store.check([key]):
+        while not self.store.check(keys):
             if time.monotonic() > deadline:
-                raise TransportError(
-                    "the first rank of this host", timed_out=True, detail="start-up"
-                )
+                raise TransportError(what, timed_out=True, detail="start-up")
             time.sleep(0.01)
 
     def _run(self) -> int:

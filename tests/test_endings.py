@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from worlds import (
     processes_in,
     read_report,
     run_fresh,
+    run_two_nodes,
     target,
 )
 
@@ -223,16 +221,8 @@ def test_a_rank_that_leaves_at_start_up_is_lost(tmp_path: Path) -> None:
 def test_two_nodes_lose_a_rank(tmp_path: Path, rank: int) -> None:
     """The other node hears of it: the report is whole and names the right one."""
     (tmp_path / "short.yaml").write_text(SHORT)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    agent = [
-        "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
-        "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", uuid.uuid4().hex,
-        "--local-addr", "127.0.0.1", "-m", "ppharness", "--device", "cpu", "--json", JSON,
-        "--inject", f"kill@{rank}:4", "short.yaml",
-    ]  # fmt: skip
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: run_fresh(tmp_path, *agent, command=TORCHRUN), range(2)))
+    same = ["--json", JSON, "--inject", f"kill@{rank}:4", "short.yaml"]
+    run_two_nodes(tmp_path, same, same)
     assert not processes_in(tmp_path)
     report = read_report(tmp_path)
     assert report is not None and report["exit_code"] == 3

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
-import uuid
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import JSON, TORCHRUN, VERIFY, Run, run_fresh, target
+from worlds import JSON, TORCHRUN, VERIFY, Run, run_fresh, run_two_nodes, target
 
 TWO_CHUNKS = """
 name: two-chunks
@@ -44,11 +41,6 @@ def write(folder: Path, *scenarios: str) -> list[str]:
     for name, text in zip(names, scenarios, strict=True):
         (folder / name).write_text(text)
     return names
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 # ---- the result ---------------------------------------------------------------------
@@ -133,16 +125,8 @@ def test_main_job(tmp_path: Path) -> None:
 def test_two_nodes(tmp_path: Path) -> None:
     """Two agents of 2 ranks each; one of the four ranks reports."""
     (scenario,) = write(tmp_path, TWO_CHUNKS)
-    agent = [
-        "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
-        "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", uuid.uuid4().hex,
-        "--local-addr", "127.0.0.1",
-        "-m", "ppharness", "--device", "cpu", "--json", JSON, "founding-case", scenario,
-    ]  # fmt: skip
-    with ThreadPoolExecutor(2) as pool:
-        one, two = pool.map(
-            lambda _: run_fresh(tmp_path, *agent, command=TORCHRUN, timeout=240), range(2)
-        )  # fmt: skip
+    same = ["--json", JSON, "founding-case", scenario]
+    one, two = run_two_nodes(tmp_path, same, same)
     assert (one.code, two.code) == (0, 0), one.stderr + two.stderr
     report = json.loads((tmp_path / JSON).read_text())
     check_result(report, ["PP0", "PP1", "PP2", "PP3"])

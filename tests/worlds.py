@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +82,23 @@ def run_fresh(
         stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
     return Run(done.returncode, done.stdout, done.stderr, read_report(folder))
+
+
+def run_two_nodes(folder: Path, one: list[str], two: list[str]) -> tuple[Run, Run]:
+    """Two torchrun agents of 2 ranks each on this machine; ``-m ppharness`` and these."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    agent = [
+        "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", uuid.uuid4().hex,
+        "--local-addr", "127.0.0.1", "-m", "ppharness", "--device", "cpu",
+    ]  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        runs = [
+            pool.submit(run_fresh, folder, *agent, *args, command=TORCHRUN, timeout=240)
+            for args in (one, two)
+        ]
+        return runs[0].result(), runs[1].result()
 
 
 def read_report(folder: Path) -> dict[str, Any] | None:
