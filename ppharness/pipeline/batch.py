@@ -7,9 +7,18 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from ..scenario.model import Scenario
 from ..scenario.schedule import Step
-from ..targets.interface import InputBatch
+from ..targets.interface import InputBatch, Target
 from .step_tensors import StepTensors
+
+
+def mapping_dtype_of(scenario: Scenario, target: Target) -> torch.dtype:
+    """The dtype that the scenario pins for `idx_mapping`, else the target's own."""
+    pinned = scenario.idx_mapping_dtype
+    if pinned is None:
+        return target.idx_mapping_dtype()
+    return {"int32": torch.int32, "int64": torch.int64}[pinned]
 
 
 def make_input_batch(

@@ -13,10 +13,10 @@ from ..scenario.model import Scenario
 from ..targets.interface import Target, TargetConfig, TargetSkip
 from ..world.device_fault import is_device_fault
 from ..world.world import World
+from .batch import mapping_dtype_of
 from .buffer_guard import BufferGuard
 from .checks import CANARY, NUM_CANARIES, CheckList
 from .faults import Faults
-from .runner import DTYPES
 from .step_tensors import to_device
 from .target_calls import TargetCalls
 
@@ -38,8 +38,7 @@ class CallsRunner:
         self.steps_run = 0
         self.skip_reason: str | None = None
         self.initial = 1 if scenario.initial is None else scenario.initial
-        pinned = scenario.idx_mapping_dtype
-        self.mapping_dtype = DTYPES[pinned] if pinned else target.idx_mapping_dtype()
+        self.mapping_dtype = mapping_dtype_of(scenario, target)
         config = TargetConfig.for_scenario(scenario, world, self.mapping_dtype, world.pp_size, None)
         world.at(None, "make the target")
         try:

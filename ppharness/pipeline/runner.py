@@ -1,6 +1,5 @@
-"""One rank's life in one scenario, step by step.
+"""One rank's life in one scenario: step after step, and how it ends.
 
-The order within a step is that of vLLM's Model Runner V2 under pipeline parallelism.
 A rank whose target raised keeps up its part of the communication until all ranks
 agree, at the end of that step, to end the scenario.
 """
@@ -8,29 +7,25 @@ agree, at the end of that step, to end the scenario.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from functools import partial
 
-import torch
-
 from ..findings import Finding
-from ..oracle.buffers import BufferOracle, Expectation, needs_sample
+from ..oracle.buffers import BufferOracle, needs_sample
 from ..scenario.model import Scenario
 from ..scenario.schedule import Step, build_schedule, relay_depth
-from ..targets.interface import InputBatch, SampledOutputs, Target, TargetConfig, TargetSkip
+from ..targets.interface import Target, TargetConfig, TargetSkip
 from ..world.device_fault import is_device_fault
 from ..world.ledger import Ledger, find_disagreement
 from ..world.world import World
+from .batch import mapping_dtype_of
 from .buffer_guard import BufferGuard
 from .checks import CheckList
 from .faults import SLOW_WAIT, Faults
 from .forward import Forward, batch_text
 from .judge import BufferJudge
 from .model import make_recurrent_states
-from .step_tensors import StepTensors, to_device
+from .step_runner import StepRunner
 from .target_calls import TargetCalls
-
-DTYPES = {"int32": torch.int32, "int64": torch.int64}
 
 
 class RankRunner:
@@ -49,18 +44,16 @@ class RankRunner:
     ):
         self.world, self.faults = world, faults
         self.judge_each_step = judge_each_step
-        self.depth = relay_depth(scenario, world.pp_size)
-        self.is_last = world.pp_rank == world.pp_size - 1
         self.true_schedule = build_schedule(scenario, world.pp_size)
         self.checks = CheckList(world.rank, world.label, findings)
         self.calls = TargetCalls(world, self.checks, faults)
         self.calls.synchronous = judge_each_step and world.device.type == "cuda"
         self.steps_run = 0
         self.skip_reason: str | None = None
-        pinned = scenario.idx_mapping_dtype
-        mapping_dtype = DTYPES[pinned] if pinned else target.idx_mapping_dtype()
+        mapping_dtype = mapping_dtype_of(scenario, target)
         states = make_recurrent_states(scenario, world.device)
-        self.config = TargetConfig.for_scenario(scenario, world, mapping_dtype, self.depth, states)
+        depth = relay_depth(scenario, world.pp_size)
+        config = TargetConfig.for_scenario(scenario, world, mapping_dtype, depth, states)
         self.forward = Forward(
             scenario,
             self.true_schedule,
@@ -74,17 +67,21 @@ class RankRunner:
         self.oracle = BufferOracle(
             scenario, self.true_schedule, pp_size=world.pp_size, pp_rank=world.pp_rank
         )
-        self.buffers = BufferJudge(
+        buffers = BufferJudge(
             self.checks, max_accepted=scenario.num_speculative_tokens + 1, exact=target.exact
         )
         late = faults.late_abort(scenario)
         self.schedule = build_schedule(late, world.pp_size) if late else self.true_schedule
         self.world.at(None, "make the target")
         try:
-            self.state = target.make_mamba_state(self.config)
-            self.relay = target.make_token_relay(self.config, world.relay_channel)
-            self.slots = target.make_request_slots(self.config)
-            self.guard = BufferGuard(self.state, max_num_reqs=scenario.max_num_reqs)
+            state = target.make_mamba_state(config)
+            self.one_step = StepRunner(
+                config, world, self.schedule, self.forward, self.calls, buffers, faults,
+                state=state,
+                relay=target.make_token_relay(config, world.relay_channel),
+                slots=target.make_request_slots(config),
+                guard=BufferGuard(state, max_num_reqs=scenario.max_num_reqs),
+            )  # fmt: skip
         except TargetSkip as skip:
             self.skip_reason = str(skip)
         except Exception as error:
@@ -103,7 +100,7 @@ class RankRunner:
                 self.faults.during, "skip-broadcast", step.index
             )
             try:
-                self._run_step(step, iter(self.oracle.step(self._truth_of(step))))
+                self.one_step.run(step, iter(self.oracle.step(self._truth_of(step))))
             except RuntimeError as error:
                 if not is_device_fault(error):
                     raise
@@ -153,122 +150,13 @@ class RankRunner:
     @property
     def final_buffer(self) -> list[int] | None:
         """``[max_num_reqs]`` each slot as its last owner left it."""
-        return self.guard.final() if self.steps_run and not self.world.device_lost else None
-
-    def _run_step(self, step: Step, expected: Iterator[Expectation]) -> None:
-        self._apply_sampled(step)
-        self._snapshot(expected)
-        self._free(step)
-        self._snapshot(expected, touched=bool(step.freed))
-        self._add(step)
-        self._snapshot(expected, touched=bool(step.added))
-        if not step.rows:
-            self.forward.note(step)
-            return
-        batch, tensors = self.forward.build(step, self.slots)
-        self.calls.state(
-            "preprocess_state", step.index, self.state.preprocess_state,
-            batch, self.slots.num_computed_tokens,
-        )  # fmt: skip
-        self._snapshot(expected)
-        self.calls.state("forward", step.index, lambda: None)  # faults that hit here
-        if self.config.num_speculative_tokens and hasattr(self.slots, "draft_tokens"):
-            self.forward.check_drafts(step, self.slots.draft_tokens, tensors)
-        x = self.forward.run(step, batch, tensors, self.slots, self.guard.buffer)
-        if self.forward.mismatch:  # the ledger tells; nothing more is posted
-            self.calls.failed = self.calls.relay_failed = True
-        if self.is_last:
-            self._sample(step, batch, tensors, x)
-        else:
-            self._receive(step, batch)
-        kept = [r.slot for r in step.rows if not r.filtered]
-        if kept and self.faults.take("corrupt-slot", step.index):
-            self.guard.buffer[max(kept)].fill_(self.config.num_speculative_tokens + 3)
-        self._snapshot(expected)
-        self.world.look_at_device()  # before `tensors`, which the side stream used, is freed
+        if not self.steps_run or self.world.device_lost:
+            return None
+        return self.one_step.guard.final()
 
     def _truth_of(self, step: Step) -> Step:
         """The step as the scenario has it; this rank's differs where it heard of an abort late."""
         return self.true_schedule[min(step.index, len(self.true_schedule) - 1)]
-
-    def _apply_sampled(self, step: Step) -> None:
-        """What the last rank sampled `depth` steps ago reaches this one."""
-        if self.is_last:
-            return
-        outputs = self.calls.relay("apply_sampled", step.index, self.relay.get_prev_sampled_outputs)
-        if outputs is None:
-            return
-        source = self.schedule[step.index - self.depth] if step.index >= self.depth else step
-        if _has_counts(source) and self.faults.take("corrupt-counts", source.index):
-            outputs.num_sampled = (outputs.num_sampled - 1).clamp(min=0)
-        self._record_heard(outputs, source, step)
-        self.calls.state("apply_sampled", step.index, self.slots.apply_sampled, outputs, None)
-        self.calls.state(
-            "apply_sampled", step.index, self.state.postprocess_state,
-            outputs.idx_mapping, outputs.num_sampled, self.slots.num_computed_tokens,
-        )  # fmt: skip
-        self.world.look_at_device()  # before `outputs`, which other streams used, is freed
-
-    def _free(self, step: Step) -> None:
-        for freed in step.freed:
-            self.guard.before_remove(freed.slot)
-            self.calls.state("free", step.index, self.state.remove_request, freed.slot)
-            self.calls.state(
-                "free", step.index, self.slots.remove_request, freed.slot, freed.req_id
-            )
-            self.guard.after_remove(freed.slot)
-            self.calls.relay("free", step.index, self.relay.on_req_idx_freed, freed.slot)
-
-    def _add(self, step: Step) -> None:
-        for added in step.added:
-            token_ids = self.forward.reference.token_ids(added.req_num, 0, added.prefill_len)
-            self.guard.before_add(added.slot)
-            self.calls.state(
-                "add_request", step.index, self.slots.add_request,
-                added.slot, added.req_id, added.prompt_len, token_ids,
-                added.num_computed_tokens, added.max_tokens,
-            )  # fmt: skip
-            self.calls.state(
-                "add_request", step.index, self.state.add_request,
-                added.slot, added.num_computed_tokens,
-            )  # fmt: skip
-
-    def _sample(self, step: Step, batch: InputBatch, tensors: StepTensors, x: torch.Tensor) -> None:
-        """The last rank: sample, broadcast, then take its own result in at once."""
-        sampled = self.forward.sample(step, x, tensors)
-        num_sampled, num_rejected = tensors.num_sampled, tensors.num_rejected
-        told = num_sampled
-        if _has_counts(step) and self.faults.take("corrupt-counts", step.index):
-            told = (num_sampled - 1).clamp(min=0)
-        self.checks.record(told, partial(self.forward.tokens.counts, step=step))
-        if self.world.pp_size > 1:
-            self.calls.relay(
-                "relay", step.index, self.relay.broadcast, sampled, told, num_rejected, batch
-            )
-        outputs = SampledOutputs(sampled, num_sampled, num_rejected, batch.idx_mapping)
-        self.calls.state(
-            "postprocess_state", step.index, self.slots.apply_sampled,
-            outputs, batch.query_start_loc,
-        )  # fmt: skip
-        self.calls.state(
-            "postprocess_state", step.index, self.state.postprocess_state,
-            batch.idx_mapping, num_sampled, self.slots.num_computed_tokens,
-        )  # fmt: skip
-        if self.config.num_speculative_tokens and hasattr(self.slots, "draft_tokens"):
-            drafts = to_device(self.forward.next_drafts(step), self.world.device)
-            self.slots.draft_tokens[tensors.slot] = drafts  # this rank's own drafter
-            if hasattr(self.relay, "broadcast_drafts"):
-                self.calls.relay("relay", step.index, self.relay.broadcast_drafts, drafts, batch)
-
-    def _receive(self, step: Step, batch: InputBatch) -> None:
-        """Every other rank: post the receives, move on, neutral counts for prefill chunks."""
-        all_decode_next = self.calls.relay("relay", step.index, self.relay.receive, batch)
-        self.calls.state("postprocess_state", step.index, self.slots.advance, batch)
-        if not all_decode_next:
-            self.calls.state(
-                "postprocess_state", step.index, self.state.postprocess_state,
-                batch.idx_mapping, 0,
-            )  # fmt: skip
 
     def _settle(self, step: Step) -> None:
         """After a step that did not go well: no rank is left waiting for another."""
@@ -294,29 +182,3 @@ class RankRunner:
             self.world.relay_channel.finish()
         else:
             self.world.make_groups()
-
-    def _record_heard(self, outputs: SampledOutputs, source: Step, now: Step) -> None:
-        num_reqs = outputs.sampled_tokens.shape[0]
-        if num_reqs != len(source.rows):
-            self.checks.add(
-                "divergence", now.index, "apply_sampled",
-                f"{num_reqs} rows were applied as step {source.index}'s sample, "
-                f"which had {len(source.rows)}",
-                expected=len(source.rows), actual=num_reqs,
-            )  # fmt: skip
-            return
-        columns = [outputs.idx_mapping, outputs.num_sampled, outputs.num_rejected]
-        heard = torch.cat([*(c[:, None] for c in columns), outputs.sampled_tokens], dim=1)
-        judge = partial(self.forward.tokens.heard, source=source, now=now)
-        self.checks.record(heard, judge, copy=False)
-
-    def _snapshot(self, expected: Iterator[Expectation], *, touched: bool = True) -> None:
-        """Records the buffer after a phase; nothing is new where no call was made in it."""
-        wanted = next(expected, None)
-        if wanted is not None and touched and not self.calls.failed:
-            self.checks.record(self.guard.snapshot(), partial(self.buffers.judge, expected=wanted))
-
-
-def _has_counts(step: Step) -> bool:
-    """Whether a count that is one too low would be news to anybody."""
-    return any(r.num_sampled and not r.filtered for r in step.rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -11,9 +10,7 @@ import torch.distributed as dist
 from . import gpu_sharing
 from .errors import NotPosted
 from .ledger import Ledger, Post
-
-if TYPE_CHECKING:
-    from .world import World
+from .posting import Posting
 
 _KEEP = 64  # finished broadcasts whose handles are kept at most
 
@@ -21,7 +18,7 @@ _KEEP = 64  # finished broadcasts whose handles are kept at most
 class RelayChannel:
     """Broadcasts from the last stage, each written into the ledger before it is posted."""
 
-    def __init__(self, world: World, group: dist.ProcessGroup, last_rank: int):
+    def __init__(self, world: Posting, group: dist.ProcessGroup, last_rank: int):
         self.group = group
         self.last_rank = last_rank
         self.skips: Callable[[], bool] = lambda: False  # posts are left out: a fault on purpose
@@ -32,7 +29,7 @@ class RelayChannel:
         """From the last rank into everybody's `tensor`; returns at once."""
         world, ledger = self._world, self._world.ledger
         if self.skips():
-            return PendingBroadcast(world, None, tensor, what, 0, 0)
+            return PendingBroadcast(world, None, tensor, what, self.last_rank, 0)
         place, step = len(ledger.posts), ledger.step or 0
         dtype = str(tensor.dtype).removeprefix("torch.")
         ledger.posts.append(Post(what, dtype, tuple(tensor.shape)))
@@ -45,7 +42,7 @@ class RelayChannel:
         work = world.post(
             text, gpu_sharing.broadcast, tensor, self.last_rank, self.group, world.by_host
         )
-        pending = PendingBroadcast(world, work, tensor, text, world.turn, place)
+        pending = PendingBroadcast(world, work, tensor, text, self.last_rank, place)
         self._pending = [p for p in self._pending if not p.done][-_KEEP:] + [pending]
         return pending
 
@@ -81,16 +78,16 @@ class PendingBroadcast:
 
     def __init__(
         self,
-        world: World,
+        world: Posting,
         work: dist.Work | None,
         tensor: torch.Tensor,
         what: str,
-        turn: int,
+        source: int,
         place: int,
     ):
         self.done = work is None
         self._world, self._work, self._tensor, self._what = world, work, tensor, what
-        self._turn, self._place = turn, place
+        self._source, self._turn, self._place = source, world.turn, place
 
     def wait(self) -> None:
         """Until the data is there; on CUDA the current stream waits, not the thread.
@@ -101,7 +98,7 @@ class PendingBroadcast:
         """
         if self.done:
             return
-        world, source = self._world, self._world.relay_channel.last_rank
+        world, source = self._world, self._source
         waits = world.plan.backend != "nccl"  # else the stream does, and the ledger tells
         if waits and world.rank != source and not world.will_post(source, self._turn, self._place):
             raise NotPosted(self._what, timed_out=False, detail="it was never posted")

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from . import gpu_sharing
-from .board import Board, Flags, Progress
+from .board import Board, Flags
 from .device import DevicePlan
 from .layout import Layout
-from .ledger import Ledger
+from .posting import Posting
 from .relay_channel import RelayChannel
-from .waiting import START_TIMEOUT, Waiting
+from .waiting import START_TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Agreement:
     same: bool  # all ranks built and posted the same
 
 
-class World(Waiting):
+class World(Posting):
     """Groups, hidden states, the relay's channel and the agreement at a step's end."""
 
     def __init__(
@@ -44,22 +44,17 @@ class World(Waiting):
         ledger: bool = True,
         perturb: int | None = None,
     ):
-        super().__init__(layout, plan, board, timeout=timeout, perturb=perturb)
+        super().__init__(layout, plan, board, timeout=timeout, ledger=ledger, perturb=perturb)
         self.store = store
         self.world_size = layout.world_size
-        self.pp_rank, self.tp_rank = divmod(layout.rank, layout.tp_size)
         self.pp_size, self.tp_size = layout.pp_size, layout.tp_size
         self.label = layout.label(layout.rank)
         self.start_timeout = max(timeout, START_TIMEOUT)
-        self.ledger = Ledger(compared=ledger)
         self.interrupted = False
         if plan.kind == "cuda":
             gpu_sharing.prepare_nccl(plan, layout)
             torch.cuda.set_device(self.device)
-        self._num_tokens = 0
-        self._scenario = 0
         self._votes = 0
-        self.turn = 0  # of the step that runs, the same on all ranks
         self._sending: dist.Work | None = None
         self._kept: torch.Tensor | None = None  # what is being sent
         self._connect()
@@ -73,8 +68,6 @@ class World(Waiting):
             timeout=timedelta(seconds=self.start_timeout),
         )  # fmt: skip
         self.control = dist.group.WORLD
-        # ranks of this host, whose rows on the board can be read
-        self.local = self.layout.local_ranks
         self.make_groups()
         if self.device.type == "cuda":
             self._warm_up()
@@ -91,11 +84,6 @@ class World(Waiting):
             self.plan = gpu_sharing.through_host(self.plan, reasons[0])
             self.make_groups()
 
-    @property
-    def by_host(self) -> bool:
-        """Whether CUDA tensors travel through host memory."""
-        return self.plan.through_host
-
     def make_groups(self) -> None:
         """Communicators of hidden states and of the relay; all ranks call this together.
 
@@ -111,58 +99,9 @@ class World(Waiting):
             hidden = dist.new_group(column, backend=self.plan.backend, timeout=limit)
             relay = dist.new_group(column, backend=self.plan.backend, timeout=limit)
             if tp_rank == self.tp_rank:
-                self.pipeline, self.hidden_group = column, hidden
+                self.hidden_group = hidden
                 self.relay_channel = RelayChannel(self, relay, column[-1])
         self._sending = None
-
-    def start_scenario(self) -> None:
-        """A new scenario: steps count from 0 again."""
-        self._scenario += 1
-
-    def start_step(self, step: int) -> None:
-        """A new step: the ledger starts afresh."""
-        self.turn = (self._scenario << 24) + step
-        self.ledger.start(step)
-        self._num_tokens = 0
-
-    def note_batch(self, batch: str, num_tokens: int) -> None:
-        """Writes down the batch that this rank is about to run."""
-        self.ledger.batch, self._num_tokens = batch, num_tokens
-        self.post_progress()
-
-    def post_progress(self, *, done: bool = False) -> None:
-        """Shows the other ranks of this host what is built and posted."""
-        progress = Progress(self.turn, self._num_tokens, len(self.ledger.posts), done)
-        self.board.write_progress(self.rank, progress)
-
-    def tokens_of_peer(self, distance: int) -> int | None:
-        """Tokens in the batch of the stage before (-1) or after (+1), None when not known."""
-        peer = self.pipeline[self.pp_rank + distance]
-        if not self.ledger.compared or peer not in self.local:
-            return None
-        return self._watch(peer, lambda p: True, f"the batch of step {self.step} of").num_tokens
-
-    def will_post(self, source: int, turn: int, place: int) -> bool:
-        """Whether `source` posts its broadcast number `place` of a turn; may wait to see it."""
-        if not self.ledger.compared or source not in self.local:
-            return True
-        if turn < self.turn:
-            return True  # that step ended well on all ranks
-        seen = self._watch(source, lambda p: p.num_posted > place or p.done, "a broadcast of")
-        return seen.num_posted > place
-
-    def _watch(self, rank: int, enough: Callable[[Progress], bool], what: str) -> Progress:
-        """A rank's progress in this rank's step, once it is enough."""
-        what = f"{what} {self.layout.label(rank)}"
-        self._say(what)
-
-        def there() -> Progress | None:
-            seen = self.board.read_progress(rank)
-            return seen if seen is not None and seen.turn == self.turn and enough(seen) else None
-
-        seen = self._see(rank, there, what, time.monotonic() + self.timeout)
-        self._say("")
-        return seen
 
     def send_hidden(self, hidden: torch.Tensor) -> None:
         """To the next stage, without waiting for it to take them."""
@@ -262,6 +201,3 @@ class World(Waiting):
         """Leaves all groups."""
         if dist.is_initialized() and not self.device_lost:
             dist.destroy_process_group()
-
-    def _peer(self, distance: int) -> str:
-        return self.layout.label(self.pipeline[self.pp_rank + distance])
