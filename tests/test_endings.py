@@ -199,7 +199,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path, started: Start) -> None:
     (finding,) = hung["findings"]
     assert (finding["kind"], finding["label"]) == ("hang", "PP1")
     stacks = [rank.get("stack") for rank in hung["ranks"]]
-    assert "_run_step" in stacks[0] or "agree" in stacks[0]
+    assert "one_step.run" in stacks[0] or "agree" in stacks[0]
     assert stacks[1] is None  # it cannot answer
     assert "one_step.run" in stacks[2] or "agree" in stacks[2]
 
