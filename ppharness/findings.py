@@ -21,7 +21,6 @@ Phase = Literal[
     "drain",
 ]
 Outcome = Literal["passed", "failed", "crashed", "hung", "skipped"]
-CHECKPOINT = "checkpoint"  # key in the store: what has run so far
 NOT_RUN = "not run: the world was lost"  # how the reason of a scenario begins that did not run
 PHASES: tuple[Phase, ...] = (
     "apply_sampled",
@@ -177,6 +176,18 @@ class RunReport:
             return "error"
         outcomes = {s.outcome for s in self.scenarios}
         return next((o for o in ("hung", "crashed", "failed") if o in outcomes), "passed")
+
+    def go_on(self, later: RunReport) -> None:
+        """Takes in what a later world has run; the injections that struck in any have struck."""
+        self.scenarios += later.scenarios
+        self.trace += later.trace
+        self.notes += [note for note in later.notes if note not in self.notes]
+        self.interrupted, self.error = later.interrupted, later.error
+        if not self.environment:  # the first world was lost before there was a target
+            self.target, self.world = later.target, later.world
+            self.environment = later.environment
+        for text, count in later.injections.items():
+            self.injections[text] = max(count, self.injections.get(text, 0))
 
     def to_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {

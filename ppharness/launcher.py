@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .findings import (
-    CHECKPOINT,
     NOT_RUN,
     PHASES,
     Finding,
     RankReport,
     RunReport,
     ScenarioReport,
-    rank_label,
 )
 from .injection import parse_injection
+from .journal import Journal, hand_over
 from .report.files import ReportFiles
 from .report.progress import RunProgress
 from .request import reproduce_command, run_options, show_and_write
@@ -64,7 +60,10 @@ def launch(options: argparse.Namespace, scenarios: Sequence[Scenario], files: Re
         part, interrupted = _one_world(run, plan, options, remaining, str(number))
         if isinstance(part, int):  # the ranks refused to run anything, and said why
             return part
-        report = _merge(report, part)
+        if report is None:
+            report = part
+        else:
+            report.go_on(part)
         run = replace(run, injections=tuple(report.missed))  # each strikes once
         done = {s.name for s in part.scenarios if not (s.reason or "").startswith(NOT_RUN)}
         left = [s for s in remaining if s.name not in done]
@@ -99,36 +98,23 @@ def _one_world(
 
     run = replace(run, scenarios=tuple(scenarios))
     forked = not torch.cuda.is_initialized()
-    handle = os.memfd_create("ppharness-result")  # leaves nothing behind, however this ends
-    try:
+    with Journal() as journal:
         end = launch_world(
             run_rank,
             (run, plan, options.quiet),
             nproc=options.nproc,
             world_id=number,
             start_method="fork" if forked else "spawn",
-            extra_env={"PPHARNESS_RESULT": f"/proc/{os.getpid()}/fd/{handle}"},
-            keys=[CHECKPOINT, *(f"fired/{text}" for text in run.injections)],
+            extra_env=journal.environment,
+            keys=[f"fired/{text}" for text in run.injections],
         )
-        report = _read_result(handle)
-    finally:
-        os.close(handle)
+        report, so_far = journal.result(), journal.so_far()
     if report is not None:
         _name_signals(report, end.exit_codes)
         return report, end.interrupted
     if set(end.exit_codes.values()) <= {2}:
         return 2, end.interrupted
-    return _nobody_reported(run, plan, options, scenarios, end), end.interrupted
-
-
-def _read_result(handle: int) -> RunReport | None:
-    """What the reporting rank left, None when there is none or it is cut off."""
-    with open(handle, "rb", closefd=False) as file:
-        try:
-            report: RunReport = pickle.load(file)
-        except (EOFError, pickle.UnpicklingError):
-            return None
-    return report
+    return _nobody_reported(run, plan, options, scenarios, end, so_far), end.interrupted
 
 
 def run_rank(run: RunOptions, plan: DevicePlan, quiet: bool) -> None:
@@ -138,13 +124,7 @@ def run_rank(run: RunOptions, plan: DevicePlan, quiet: bool) -> None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
     from .rank import RankProcess
 
-    RankProcess(run, plan, _hand_over, RunProgress(quiet=quiet)).main()
-
-
-def _hand_over(report: RunReport) -> int:
-    """Leaves a rank's report for the launcher, which reports for all."""
-    Path(os.environ["PPHARNESS_RESULT"]).write_bytes(pickle.dumps(report))
-    return report.exit_code
+    RankProcess(run, plan, hand_over, RunProgress(quiet=quiet)).main()
 
 
 def _lost_rank(rank: int, label: str, code: int, seen: Position | None) -> Finding:
@@ -157,15 +137,6 @@ def _lost_rank(rank: int, label: str, code: int, seen: Position | None) -> Findi
         phase=seen.phase if seen and seen.phase in PHASES else None,
         message=f"{label} is gone; {place}; {_how(code)}",
     )
-
-
-def _merge(report: RunReport | None, part: RunReport) -> RunReport:
-    if report is None:
-        return part
-    report.scenarios += part.scenarios
-    report.interrupted = part.interrupted
-    report.injections |= {text: n for text, n in part.injections.items() if n}
-    return report
 
 
 def _name_signals(report: RunReport, exit_codes: dict[int, int]) -> None:
@@ -192,18 +163,15 @@ def _nobody_reported(
     options: argparse.Namespace,
     scenarios: list[Scenario],
     end: WorldEnd,
+    so_far: RunReport | None,
 ) -> RunReport:
     """No rank was left to say anything: what the exit codes tell."""
     from .session import bare_report, not_run, rows_per_step
+    from .world.layout import Layout
 
-    def label(rank: int) -> str:
-        pp, tp = divmod(rank, options.tp)
-        return rank_label(pp, tp, options.tp)
-
-    if CHECKPOINT in end.found:
-        report: RunReport = pickle.loads(base64.b64decode(end.found[CHECKPOINT]))
-    else:
-        report = bare_report(run, plan, options.nproc, options.nproc)
+    layout = Layout(0, options.nproc, 0, options.nproc, options.tp)
+    label = layout.label
+    report = so_far or bare_report(run, plan, options.nproc, options.nproc)
     done = len(report.scenarios)
     report.injections = {text: int(f"fired/{text}" in end.found) for text in run.injections}
     if done == len(scenarios):  # lost after the last one: it is put down to that one
@@ -226,5 +194,5 @@ def _nobody_reported(
             for rank, code in sorted(end.exit_codes.items())
         ],
     )
-    report.scenarios += [lost] + [not_run(s, options.nproc, label, NOT_RUN) for s in rest]
+    report.scenarios += [lost] + [not_run(s, layout, run.seed, NOT_RUN) for s in rest]
     return report

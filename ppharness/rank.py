@@ -21,6 +21,7 @@ import torch
 from .alike import first_difference, start_terms
 from .findings import PHASES, Finding, RunReport
 from .injection import parse_injection
+from .journal import started_by_run
 from .kernels.interpreter import keep_language_replaced
 from .pipeline.faults import Faults
 from .pipeline.target_calls import describe_exception
@@ -123,7 +124,7 @@ class RankProcess:
             self.board = Board.open(self.store.get(node).decode(), total)
         self.board.write(self.layout.rank, None, "start-up")
         self.watch.board = self.board
-        if "PPHARNESS_RESULT" not in os.environ:  # else forked from one process
+        if not started_by_run():  # else forked from one process
             self._compare_commands()
         self.world = World(
             self.layout, self.plan, connect_store(f"groups/{this_attempt()}"), self.board,

@@ -6,7 +6,6 @@ is kept in the agent's store, and the next attempt runs the rest.
 
 from __future__ import annotations
 
-import base64
 import os
 import pickle
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from .scenario.model import Scenario
 from .session import rows_per_step
 from .trouble import Note, restore_finding, verdict
 from .world.layout import Layout
-from .world.stores import connect_store
+from .world.stores import connect_store, get_parts, set_parts
 
 _ROOM, _KEY = "run", "earlier"  # in the store, for all attempts
 _OUTCOMES = {"exception": "crashed", "hang": "hung", "lost_rank": "hung"}
@@ -69,8 +68,8 @@ class Restarts:
         if not self.attempt:
             return
         store = connect_store(_ROOM)
-        if store.check([_KEY]):
-            self.earlier = pickle.loads(base64.b64decode(store.get(_KEY)))
+        if (kept := get_parts(store, _KEY)) is not None:
+            self.earlier = pickle.loads(kept)
 
     @property
     def left(self) -> bool:
@@ -87,15 +86,14 @@ class Restarts:
         """Keeps what has run for the next attempt."""
         merged = self.merge(report)
         merged.scenarios = [s for s in merged.scenarios if not (s.reason or "").startswith(NOT_RUN)]
-        connect_store(_ROOM).set(_KEY, base64.b64encode(pickle.dumps(merged)).decode())
+        set_parts(connect_store(_ROOM), _KEY, pickle.dumps(merged))
 
     def merge(self, report: RunReport) -> RunReport:
         """The earlier attempts' scenarios, then this one's."""
-        if self.earlier is not None:
-            report.scenarios = [*self.earlier.scenarios, *report.scenarios]
-            for text, count in self.earlier.injections.items():
-                report.injections[text] = max(count, report.injections.get(text, 0))
-        return report
+        if self.earlier is None:
+            return report
+        self.earlier.go_on(report)
+        return self.earlier
 
 
 def _number(variable: str) -> int:

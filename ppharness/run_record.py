@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import os
-import pickle
 from typing import Any
 
-from .findings import CHECKPOINT, Finding, RunReport, ScenarioReport
+from .findings import Finding, RunReport, ScenarioReport
+from .journal import note_scenario
 from .restarts import troubled_scenario
 from .roll_call import RollCall
 from .session import RunOptions, bare_report, not_run
@@ -36,15 +34,13 @@ class RunRecord:
 
     def skip_rest(self, first: int, reason: str) -> None:
         """The scenarios from index `first` on are not run."""
-        layout = self.layout
         for scenario in self.options.scenarios[first:]:
-            self.finished.append(not_run(scenario, layout.world_size, layout.label, reason))
+            self.finished.append(not_run(scenario, self.layout, self.options.seed, reason))
 
     def checkpoint(self) -> None:
         """What has run so far, for a launcher that no rank is left to report to."""
-        if self.report is not None and "PPHARNESS_RESULT" in os.environ:
-            self.report.scenarios = self.finished
-            self.store.set(CHECKPOINT, base64.b64encode(pickle.dumps(self.report)).decode())
+        assert self.report is not None
+        note_scenario(self.report, self.finished[-1])
 
     def keep_flight_record(self, report: str) -> None:
         """What this rank's communicators did, beside the file `report`."""

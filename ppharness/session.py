@@ -6,7 +6,6 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import triton
@@ -21,6 +20,7 @@ from .scenario.schedule import build_schedule
 from .targets.interface import Target
 from .timeline import Timeline
 from .world.device import DevicePlan
+from .world.layout import Layout
 from .world.world import World
 
 
@@ -56,6 +56,7 @@ class RankResult:
     complete: bool = True  # False: ended before its last step
     trace: list[TraceEvent] = field(default_factory=list)
     device_lost: bool = False  # its GPU takes no more work
+    skip_reason: str | None = None  # the target cannot run this scenario
 
 
 def skip_reason(scenario: Scenario, pp_size: int) -> str | None:
@@ -119,7 +120,7 @@ def run_scenario(
     """
     reason = skip_reason(scenario, world.pp_size)
     if reason:
-        return not_run(scenario, world.layout.world_size, world.layout.label, reason)
+        return not_run(scenario, world.layout, options.seed, reason)
     started = time.monotonic()
     partial.clear()
     runner: CallsRunner | RankRunner
@@ -133,9 +134,6 @@ def run_scenario(
     timeline = Timeline(scenario.name, world) if options.trace else None
     runner.run()
     findings = list(partial)
-    if runner.skip_reason is not None:
-        world.gather(None)
-        return not_run(scenario, world.world_size, world.layout.label, runner.skip_reason)
     crashed = any(f.kind == "exception" for f in findings)
     result = RankResult(
         outcome="crashed" if crashed else "failed" if findings else "passed",
@@ -147,8 +145,12 @@ def run_scenario(
         device_lost=world.device_lost,
         complete=runner.complete,
         trace=timeline.finish() if timeline else [],
+        skip_reason=runner.skip_reason,
     )
-    results = world.gather(result)
+    results: list[RankResult] = world.gather(result)
+    skipped = [r.skip_reason for r in results if r.skip_reason is not None]
+    if skipped and not any(r.findings for r in results):
+        return not_run(scenario, world.layout, options.seed, skipped[0])
     world.device_lost = any(r.device_lost for r in results)
     return combine(scenario, results, world, options.seed)
 
@@ -182,7 +184,9 @@ def combine(
         )
     report.trace = [event for r in results for event in r.trace]
     if not findings and not all(r.complete for r in results):
-        report.outcome, report.reason = "skipped", "interrupted"
+        interrupted = world.interrupted
+        report.outcome = "skipped" if interrupted else "failed"
+        report.reason = "interrupted" if interrupted else "ended early, and no rank said why"
     if findings:
         report.rows_per_step = rows_per_step(scenario, world.pp_size)[: report.steps]
     return report
@@ -195,13 +199,17 @@ def rows_per_step(scenario: Scenario, pp_size: int) -> list[str]:
     return [step.text for step in build_schedule(scenario, pp_size)]
 
 
-def not_run(scenario: Scenario, num_ranks: int, label: Any, reason: str) -> ScenarioReport:
+def not_run(scenario: Scenario, layout: Layout, seed: int, reason: str) -> ScenarioReport:
     """A scenario that was skipped, with a row for every rank all the same."""
     return ScenarioReport(
         name=scenario.name,
         file=scenario.file,
         outcome="skipped",
         reason=reason,
+        seed=seed,
         source=scenario.source,
-        ranks=[RankReport(rank=r, label=label(r), outcome="skipped") for r in range(num_ranks)],
+        ranks=[
+            RankReport(rank=rank, label=layout.label(rank), outcome="skipped")
+            for rank in range(layout.world_size)
+        ],
     )

@@ -115,8 +115,7 @@ class RankRunner:
                 break
             if judge is not None and not on_cpu:  # what a broken GPU sent proves nothing
                 judge()
-            if agreed.stop or not agreed.same:
-                self._settle(step)
+            if (agreed.stop or not agreed.same) and (self._settle(step) or agreed.stop):
                 break
         else:
             self.world.relay_channel.finish()
@@ -158,8 +157,12 @@ class RankRunner:
         """The step as the scenario has it; this rank's differs where it heard of an abort late."""
         return self.true_schedule[min(step.index, len(self.true_schedule) - 1)]
 
-    def _settle(self, step: Step) -> None:
-        """After a step that did not go well: no rank is left waiting for another."""
+    def _settle(self, step: Step) -> bool:
+        """After a step that may not have gone well: no rank is left waiting for another.
+
+        Returns:
+            Whether the ranks of any pipeline disagreed; those of two pipelines may differ.
+        """
         needed = any(needs_sample(r) for r in step.rows)
         likely = bool(self.world.ledger.posts) == needed
         likely &= self.world.ledger.batch == batch_text(self._truth_of(step))
@@ -169,7 +172,8 @@ class RankRunner:
         # A relay that raised has left its posts out: that is no news.
         wrong = None
         if self.world.ledger.compared and not any(e[0].broken for e in every):
-            wrong = find_disagreement(ledgers, [likely for _, likely in pipeline])
+            labels = [self.world.layout.label(rank) for rank in self.world.pipeline]
+            wrong = find_disagreement(ledgers, [likely for _, likely in pipeline], labels)
         if wrong is not None and self.world.pp_rank in wrong.odd:
             self.checks.add("divergence", step.index, "relay", wrong.message)
         if wrong is None and self.forward.mismatch:
@@ -177,8 +181,11 @@ class RankRunner:
                 "divergence", step.index, "forward",
                 "the stage before built a batch with another number of tokens",
             )  # fmt: skip
-        settled = all(self.world.gather(self.world.relay_channel.settle(ledgers)))
-        if settled:
+        settled = self.world.relay_channel.settle(ledgers)
+        bad = wrong is not None or self.forward.mismatch
+        everywhere = self.world.gather((settled, bad))
+        if all(settled for settled, _ in everywhere):
             self.world.relay_channel.finish()
         else:
             self.world.make_groups()
+        return any(bad for _, bad in everywhere)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_LONGEST = 10_000  # characters of a text that are kept
+
 
 class TransportError(RuntimeError):
     """A wait for another rank did not end well.
@@ -27,8 +29,11 @@ class NotPosted(TransportError):
 
 
 def text_of(error: BaseException) -> str:
-    """An exception's text, also where getting it raises."""
+    """An exception's text, also where getting it raises; its begin where it is very long."""
     try:
-        return str(error)
+        text = str(error)
     except Exception as failure:
         return f"(its text cannot be had: {type(failure).__name__})"
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]} ... ({len(text)} characters)"
+    return text

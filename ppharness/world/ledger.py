@@ -58,31 +58,37 @@ class Disagreement:
     message: str
 
 
-def find_disagreement(ledgers: Sequence[Ledger], likely: Sequence[bool]) -> Disagreement | None:
+def find_disagreement(
+    ledgers: Sequence[Ledger], likely: Sequence[bool], labels: Sequence[str]
+) -> Disagreement | None:
     """Compares one step's ledgers of all stages of a pipeline, first stage first.
 
     Args:
         likely: per stage, whether its batch and posts are those of the schedule; tells
             who is odd where there is no majority.
+        labels: the ranks' names.
     """
     batches = [ledger.batch or "no rows" for ledger in ledgers]
     if len(set(batches)) > 1:
-        return _disagreement(batches, likely)
+        return _disagreement(batches, likely, labels)
     for place in range(max(len(ledger.posts) for ledger in ledgers)):
         posts = [x.posts[place] if place < len(x.posts) else None for x in ledgers]
         if len({(p.dtype, p.shape) if p else None for p in posts}) > 1:
-            return _disagreement([str(p) if p else "no broadcast" for p in posts], likely)
+            said = [str(p) if p else "no broadcast" for p in posts]
+            return _disagreement(said, likely, labels)
     return None
 
 
-def _disagreement(column: Sequence[str], likely: Sequence[bool]) -> Disagreement:
+def _disagreement(
+    column: Sequence[str], likely: Sequence[bool], labels: Sequence[str]
+) -> Disagreement:
     (common, count), *others = Counter(column).most_common()
     if others and others[0][1] == count:  # no majority
         trusted = {text for text, fine in zip(column, likely, strict=True) if fine}
         common = trusted.pop() if len(trusted) == 1 else column[0]
     odd = tuple(place for place, text in enumerate(column) if text != common)
     sides: dict[str, list[str]] = {}
-    for place, text in enumerate(column):
-        sides.setdefault(text, []).append(f"PP{place}")
+    for label, text in zip(labels, column, strict=True):
+        sides.setdefault(text, []).append(label)
     said = "; ".join(f"{', '.join(who)}: {text[:_CLIP]}" for text, who in sides.items())
     return Disagreement(odd, f"ranks disagree on what comes next: {said}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import socket
 
@@ -9,6 +10,24 @@ import torch.distributed as dist
 
 from .errors import TransportError
 from .waiting import START_TIMEOUT
+
+_PART = 4 << 20  # characters of one entry
+
+
+def set_parts(store: dist.Store, key: str, value: bytes) -> None:
+    """A value of any size: torch's store cuts a connection that sends more than 8 MiB."""
+    text = base64.b64encode(value).decode()
+    parts = [text[first : first + _PART] for first in range(0, len(text), _PART)]
+    for number, part in enumerate(parts):
+        store.set(f"{key}/{number}", part)
+    store.set(key, str(len(parts)))
+
+
+def get_parts(store: dist.Store, key: str) -> bytes | None:
+    """What `set_parts` has put there, None where nothing is."""
+    if not store.check([key]):
+        return None
+    return base64.b64decode(b"".join(store.get(f"{key}/{n}") for n in range(int(store.get(key)))))
 
 
 def this_attempt() -> str:
