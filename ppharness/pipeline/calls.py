@@ -45,6 +45,7 @@ class CallsRunner:
             self.state = target.make_mamba_state(config)
             self.guard = BufferGuard(self.state, max_num_reqs=scenario.max_num_reqs, poison=False)
             self.guard.buffer.fill_(self.initial)
+            self.calls.look = self.guard.look
         except TargetSkip as skip:
             self.skip_reason = str(skip)
         except Exception as error:

@@ -82,6 +82,7 @@ class RankRunner:
                 slots=target.make_request_slots(config),
                 guard=BufferGuard(state, max_num_reqs=scenario.max_num_reqs),
             )  # fmt: skip
+            self.calls.look = self.one_step.guard.look
         except TargetSkip as skip:
             self.skip_reason = str(skip)
         except Exception as error:

@@ -80,7 +80,7 @@ class StepRunner:
         """What the last rank sampled `depth` steps ago reaches this one."""
         if self.config.is_last_rank:
             return
-        outputs = self.calls.relay("apply_sampled", step.index, self.relay.get_prev_sampled_outputs)
+        outputs = self.calls.relay("apply_sampled", step.index, self._prev_sampled_outputs)
         if outputs is None:
             return
         depth = self.config.relay_depth
@@ -94,6 +94,12 @@ class StepRunner:
             outputs.idx_mapping, outputs.num_sampled, self.slots.num_computed_tokens,
         )  # fmt: skip
         self.world.look_at_device()  # before `outputs`, which other streams used, is freed
+
+    def _prev_sampled_outputs(self) -> SampledOutputs | None:
+        outputs = self.relay.get_prev_sampled_outputs()
+        if outputs is not None:
+            _look_at(outputs)
+        return outputs
 
     def _free(self, step: Step) -> None:
         for freed in step.freed:
@@ -183,3 +189,19 @@ class StepRunner:
 def _has_counts(step: Step) -> bool:
     """Whether a count that is one too low would be news to anybody."""
     return any(r.num_sampled and not r.filtered for r in step.rows)
+
+
+def _look_at(outputs: SampledOutputs) -> None:
+    """A relay's answer, within the call that gave it.
+
+    Raises:
+        TypeError: a field is no tensor of integers of its shape.
+    """
+    num_reqs = len(getattr(outputs, "idx_mapping", ()))
+    for name in ("idx_mapping", "sampled_tokens", "num_sampled", "num_rejected"):
+        field, ndim = getattr(outputs, name, None), 2 if name == "sampled_tokens" else 1
+        dtype = str(getattr(field, "dtype", type(field).__name__)).removeprefix("torch.")
+        shape = list(getattr(field, "shape", ()))
+        if "int" not in dtype or len(shape) != ndim or shape[0] != num_reqs:
+            allowed = f"integers [{num_reqs}{', width' if ndim == 2 else ''}]"
+            raise TypeError(f"sampled outputs: {name} is {dtype} {shape}, allowed: {allowed}")

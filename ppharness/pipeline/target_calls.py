@@ -35,6 +35,7 @@ class TargetCalls:
         self.failed = False
         self.relay_failed = False
         self.synchronous = False  # wait for the device after each call
+        self.look: Callable[[], None] = lambda: None  # at what a call may have changed
         self._ends: deque[tuple[int, Any]] = deque()  # steps that the device may not have done
         self._last: torch.cuda.Event | None = None
         self._thread_errors: list[tuple[str, BaseException]] = []
@@ -48,6 +49,7 @@ class TargetCalls:
         try:
             self.faults.strike(step, phase)
             result = function(*args)
+            self.look()
             if self.synchronous:
                 torch.cuda.current_stream().synchronize()
             return result

@@ -150,7 +150,12 @@ class RelayChannel(Protocol):
 
 
 class MambaState(Protocol):
-    """Per-request recurrent-state bookkeeping of one rank."""
+    """Per-request recurrent-state bookkeeping of one rank.
+
+    Once made, the buffer's memory is moved between canaries; the tensor stays the same.
+    An address taken before does not hold.  A buffer that is part of a larger tensor, or
+    has views, is left where it is.
+    """
 
     num_accepted_tokens: torch.Tensor  # [max_num_reqs] int32
 
