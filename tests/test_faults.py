@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from worlds import TORCHRUN, Run, WarmPython, processes_in, run_fresh
+from worlds import TORCHRUN, Run, WarmPython, processes_in, run_fresh, target
 
 NPROC = 3
 RANKS = {"first": 0, "middle": 1, "last": 2}
@@ -223,3 +223,19 @@ def test_restart_under_torchrun_runs_the_rest(tmp_path: Path) -> None:
     )
     assert run.outcomes() == {"hit": "hung", "after": "passed"}
     assert run.findings("hit")[0]["label"] == "PP1"
+
+
+def test_a_thread_that_raises_after_the_last_step(tmp_path: Path, warm_python: WarmPython) -> None:
+    (tmp_path / "short.yaml").write_text(
+        "name: short\nrequests: [{id: a, prompt_tokens: 3, max_tokens: 1}]\n"
+    )
+    run = warm_python.run(
+        tmp_path, "run", "--nproc", "2", "--target", target("unusual.py:ThreadDies"),
+        "--json", "result.json", "short.yaml", "calls-sparse-slots",
+    )  # fmt: skip
+    assert run.code == 1
+    assert "the copy did not end well" in run.stderr
+    finding = run.findings("short")[0]
+    assert (finding["kind"], finding["label"]) == ("exception", "PP1")
+    assert finding["message"].endswith("the copy did not end well (in thread copier)")
+    assert finding["message"].count("in thread") == 1

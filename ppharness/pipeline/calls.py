@@ -92,6 +92,7 @@ class CallsRunner:
                 break
         if not self.world.device_lost:
             self.calls.judge(self.steps_run - 1)
+        self.calls.end_of_scenario(self.steps_run - 1)
 
     def _call(
         self, number: int, idx_mapping: tuple[int, ...], num_sampled: int | tuple[int, ...]

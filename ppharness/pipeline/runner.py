@@ -122,8 +122,10 @@ class RankRunner:
             self.world.relay_channel.finish()
         self.world.delay = 0.0
         self._drain_device()
+        last = self.schedule[self.steps_run - 1].index
         if not self.world.device_lost:
-            self.calls.judge(self.schedule[self.steps_run - 1].index)
+            self.calls.judge(last)
+        self.calls.end_of_scenario(last)
 
     def _drain_device(self) -> None:
         """On CUDA, before anything is read back: a broken device must not make others wait."""

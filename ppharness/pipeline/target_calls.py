@@ -20,6 +20,7 @@ from .checks import CheckList
 from .faults import Faults
 
 T = TypeVar("T")
+_JOIN = 0.5  # seconds that threads of the target have to end with the scenario
 _OURS = str(Path(__file__).resolve().parent)
 
 
@@ -39,6 +40,7 @@ class TargetCalls:
         self._ends: deque[tuple[int, Any]] = deque()  # steps that the device may not have done
         self._last: torch.cuda.Event | None = None
         self._thread_errors: list[tuple[str, BaseException]] = []
+        self._threads_before = set(threading.enumerate())
         threading.excepthook = self._on_thread_error
 
     def state(self, phase: Phase, step: int, function: Callable[..., T], *args: Any) -> T | None:
@@ -74,7 +76,9 @@ class TargetCalls:
             self.fail(phase, step, error)
         return None
 
-    def fail(self, phase: Phase | None, step: int | None, error: BaseException) -> None:
+    def fail(
+        self, phase: Phase | None, step: int | None, error: BaseException, where: str = ""
+    ) -> None:
         """The first exception on this rank becomes a finding."""
         broken = self._broke_device(error)
         if broken:
@@ -83,7 +87,7 @@ class TargetCalls:
         if self.failed:
             return
         self.failed = True
-        message = f"{type(error).__name__}: {text_of(error)}"
+        message = f"{type(error).__name__}: {text_of(error)}{where}"
         if broken:
             self.world.ledger.broken = True
             message = f"device fault, {self._first_suspect(step)}: {message}"
@@ -103,10 +107,20 @@ class TargetCalls:
         """An exception in a thread of the target counts as one of its calls."""
         if self.world.device.type == "cuda" and not self.world.device_lost:
             self._look_at_device(step)
+        self._hear_threads(step)
+
+    def end_of_scenario(self, step: int) -> None:
+        """Threads that the target started in it may still be at work, for a short while."""
+        deadline = time.monotonic() + _JOIN
+        for thread in set(threading.enumerate()) - self._threads_before:
+            if not thread.daemon:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._hear_threads(step)
+
+    def _hear_threads(self, step: int) -> None:
         while self._thread_errors:
             name, error = self._thread_errors.pop(0)
-            self.fail("postprocess_state", step, error)
-            self.checks.findings[-1].message += f" (in thread {name})"
+            self.fail("postprocess_state", step, error, f" (in thread {name})")
 
     def judge(self, step: int) -> None:
         """Reads back what was recorded so far; a device fault can show here at last."""
@@ -158,6 +172,7 @@ class TargetCalls:
         return f"{since}, seen here (--check each-step shows the call)"
 
     def _on_thread_error(self, args: threading.ExceptHookArgs) -> None:
+        threading.__excepthook__(args)  # it may be too late for a finding
         if args.exc_value is not None:
             name = args.thread.name if args.thread else "?"
             self._thread_errors.append((name, args.exc_value))

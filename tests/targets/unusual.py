@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import torch
@@ -166,3 +168,20 @@ class FloatCounts(BuiltinTarget):
 
 class Tuples(BuiltinTarget):
     token_relay_class = _Tuples
+
+
+class _ThreadDies(BuiltinMambaState):
+    """Copies in a thread that raises once the last step is over."""
+
+    def postprocess_state(self, *args: Any) -> None:
+        super().postprocess_state(*args)
+        if self.config.pp_rank == 1 and args[0].numel() == 1:
+            threading.Thread(target=self._copy, name="copier").start()
+
+    def _copy(self) -> None:
+        time.sleep(0.2)
+        raise ValueError("the copy did not end well")
+
+
+class ThreadDies(BuiltinTarget):
+    mamba_state_class = _ThreadDies

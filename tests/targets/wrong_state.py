@@ -61,6 +61,26 @@ class CountsDraftsOnPP1State(CountsDraftsState):
         (CountsDraftsState if on else LoopState).write_rows(self, slots, counts, scalar)
 
 
+class FirstRowsState(LoopState):
+    """One block of rows is all that it writes."""
+
+    block = 1024
+
+    def write_rows(self, slots: list[int], counts: list[int], scalar: bool) -> None:
+        super().write_rows(slots[: self.block], counts[: self.block], scalar)
+
+
+class FirstRows32State(FirstRowsState):
+    block = 32
+
+
+class FirstSlots32State(LoopState):
+    """Takes the number of rows that it has room for as a bound of the slots."""
+
+    def write_rows(self, slots: list[int], counts: list[int], scalar: bool) -> None:
+        super().write_rows([s if s < 32 else -1 for s in slots], counts, scalar)
+
+
 class CountsOneMoreState(LoopState):
     """Stores one more than was accepted, which leaves the range once all drafts are."""
 
@@ -265,3 +285,15 @@ class WritesWhilePreparing(BuiltinTarget):
 
 class LongBuffer(BuiltinTarget):
     mamba_state_class = LongBufferState
+
+
+class FirstRows(BuiltinTarget):
+    mamba_state_class = FirstRowsState
+
+
+class FirstRows32(BuiltinTarget):
+    mamba_state_class = FirstRows32State
+
+
+class FirstSlots32(BuiltinTarget):
+    mamba_state_class = FirstSlots32State
