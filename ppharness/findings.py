@@ -69,6 +69,7 @@ class Finding:
     actual: int | None = None
     exception: ExceptionInfo | None = None
     stack: str | None = None  # Python stacks of a hung rank
+    consequence: bool = False  # follows from another finding; its rank is not to blame
 
 
 @dataclass
@@ -239,7 +240,8 @@ _OF_A_VALUE = ("req_id", "slot", "expected", "actual")
 
 def _finding_json(finding: Finding) -> dict[str, Any]:
     body = asdict(finding)
-    keys = [*_ALWAYS, *_OF_A_VALUE, "message", "exception", "stack"]
+    body["consequence"] = finding.consequence or None
+    keys = [*_ALWAYS, *_OF_A_VALUE, "message", "exception", "stack", "consequence"]
     keep = {*_ALWAYS, "message"}
     if finding.kind in ("mismatch", "stray_write", "divergence"):
         keep |= set(_OF_A_VALUE)

@@ -10,7 +10,8 @@ import os
 import pickle
 from dataclasses import dataclass, field
 
-from .findings import NOT_RUN, Finding, RankReport, RunReport, ScenarioReport
+from .blame import mark_consequences
+from .findings import NOT_RUN, RankReport, RunReport, ScenarioReport
 from .scenario.model import Scenario
 from .session import rows_per_step
 from .trouble import Note, restore_finding, verdict
@@ -29,7 +30,8 @@ def troubled_scenario(
     culprits = [] if interrupted else verdict(notes, layout.label)
     raised = any(n.raised for n in notes.values())
     outcome = "skipped" if interrupted else "crashed" if raised and not culprits else "hung"
-    guilty: dict[int, Finding] = {f.rank: f for f in [*findings, *culprits]}
+    mark_consequences(findings, tp_size=layout.tp_size)
+    guilty = {f.rank: f for f in [*findings, *culprits] if not f.consequence}
     return ScenarioReport(
         name=scenario.name,
         file=scenario.file,

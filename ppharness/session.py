@@ -11,7 +11,8 @@ import torch
 import triton
 
 from . import __version__
-from .findings import Finding, RankReport, RunReport, ScenarioReport, TraceEvent
+from .blame import mark_consequences
+from .findings import Finding, Outcome, RankReport, RunReport, ScenarioReport, TraceEvent
 from .pipeline.calls import CallsRunner
 from .pipeline.faults import Faults
 from .pipeline.runner import RankRunner
@@ -47,7 +48,6 @@ class RunOptions:
 class RankResult:
     """What one rank has to say about one scenario."""
 
-    outcome: str
     steps: int
     checks: int
     seconds: float
@@ -57,6 +57,13 @@ class RankResult:
     trace: list[TraceEvent] = field(default_factory=list)
     device_lost: bool = False  # its GPU takes no more work
     skip_reason: str | None = None  # the target cannot run this scenario
+
+    @property
+    def outcome(self) -> Outcome:
+        """A rank that only saw what follows from others' faults has passed."""
+        if any(f.kind == "exception" for f in self.findings):
+            return "crashed"
+        return "passed" if all(f.consequence for f in self.findings) else "failed"
 
 
 def skip_reason(scenario: Scenario, pp_size: int) -> str | None:
@@ -133,14 +140,11 @@ def run_scenario(
         )  # fmt: skip
     timeline = Timeline(scenario.name, world) if options.trace else None
     runner.run()
-    findings = list(partial)
-    crashed = any(f.kind == "exception" for f in findings)
     result = RankResult(
-        outcome="crashed" if crashed else "failed" if findings else "passed",
         steps=runner.steps_run,
         checks=runner.checks.num_checks,
         seconds=time.monotonic() - started,
-        findings=findings,
+        findings=list(partial),
         num_accepted_tokens=runner.final_buffer,
         device_lost=world.device_lost,
         complete=runner.complete,
@@ -161,6 +165,7 @@ def combine(
     """All ranks' results as one report."""
     findings = [f for r in results for f in r.findings]
     findings.sort(key=lambda f: (f.step if f.step is not None else -1, f.kind != "exception"))
+    mark_consequences(findings, tp_size=world.tp_size)
     outcomes = {r.outcome for r in results}
     report = ScenarioReport(
         name=scenario.name,
@@ -178,7 +183,7 @@ def combine(
             RankReport(
                 rank=rank,
                 label=world.layout.label(rank),
-                outcome=result.outcome,  # type: ignore[arg-type]
+                outcome=result.outcome,
                 num_accepted_tokens=result.num_accepted_tokens,
             )
         )

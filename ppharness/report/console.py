@@ -6,7 +6,7 @@ from collections import Counter
 
 from ppharness.findings import RunReport, ScenarioReport
 from ppharness.report.grid import build_grid, grid_lines
-from ppharness.report.groups import MAX_GROUPS, group_findings
+from ppharness.report.groups import MAX_GROUPS, group_findings, left_out_text
 from ppharness.report.summary import (
     MARKS,
     faulty,
@@ -135,9 +135,8 @@ def _section(report: RunReport, scenario: ScenarioReport, width: int, paint: _Pa
     for group in groups[:MAX_GROUPS]:
         lines.append(f"  {paint(group.headline(), _RED)}")
         lines += [f"      {line}".rstrip() for line in group.details()]
-    if len(groups) > MAX_GROUPS:
-        more = sum(len(group.findings) for group in groups[MAX_GROUPS:])
-        lines.append(f"  and {more} more finding{'s' * (more != 1)}")
+    if left_out := left_out_text(scenario, groups):
+        lines.append(f"  {left_out}")
     seen = positions_text(scenario)
     if seen:
         lines.append(f"  last seen: {seen}")

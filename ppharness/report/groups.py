@@ -78,8 +78,20 @@ def group_findings(scenario: ScenarioReport) -> list[FindingGroup]:
     return [FindingGroup(tuple(found)) for found in groups.values()]
 
 
+def left_out_text(scenario: ScenarioReport, groups: list[FindingGroup]) -> str:
+    """What a report does not show of a scenario; "" where it shows all."""
+    parts = []
+    if more := sum(len(group.findings) for group in groups[MAX_GROUPS:]):
+        parts.append(f"{more} more finding{'s' * (more != 1)}")
+    if after := [f for f in scenario.findings if f.consequence]:
+        labels = join_labels(list(dict.fromkeys(printable(f.label) for f in after)))
+        verb = "follows" if len(after) == 1 else "follow"
+        parts.append(f"{len(after)} that {verb} from what is shown, on {labels}")
+    return f"and {', and '.join(parts)}" if parts else ""
+
+
 def sorted_findings(scenario: ScenarioReport) -> list[Finding]:
-    """By step, phase and rank; a hang, which is mostly a consequence, after the rest."""
+    """By step, phase and rank, without consequences; a hang, which mostly is one, last."""
     rows = {row.rank: row for row in scenario.ranks}
 
     def order(finding: Finding) -> tuple[bool, float, int, int]:
@@ -88,7 +100,7 @@ def sorted_findings(scenario: ScenarioReport) -> list[Finding]:
         at = float("inf") if step is None else step
         return finding.kind == "hang", at, phase, finding.rank
 
-    return sorted(scenario.findings, key=order)
+    return sorted((f for f in scenario.findings if not f.consequence), key=order)
 
 
 def step_of(finding: Finding, row: RankReport | None) -> int | None:

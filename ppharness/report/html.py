@@ -10,7 +10,13 @@ from jinja2 import Environment, StrictUndefined
 
 from ppharness.findings import RunReport, ScenarioReport
 from ppharness.report.grid import build_grid, shorten_cell
-from ppharness.report.groups import MAX_GROUPS, FindingGroup, frame_lines, group_findings
+from ppharness.report.groups import (
+    MAX_GROUPS,
+    FindingGroup,
+    frame_lines,
+    group_findings,
+    left_out_text,
+)
 from ppharness.report.summary import (
     faulty,
     outcome_text,
@@ -88,7 +94,7 @@ def _section(report: RunReport, scenario: ScenarioReport, anchor: str) -> dict[s
         "link": source if _is_web(source) else "",
         "reason": message_lines(scenario.reason) if scenario.reason else [],
         "groups": [_group(group) for group in groups[:MAX_GROUPS]],
-        "more": sum(len(group.findings) for group in groups[MAX_GROUPS:]),
+        "left_out": left_out_text(scenario, groups),
         "positions": positions_text(scenario),
         "grid": _grid(report, scenario),
         "reproduce": reproduce_text(report, scenario),

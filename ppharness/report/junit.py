@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 
 from ppharness.findings import RunReport, ScenarioReport
 from ppharness.report.grid import build_grid, grid_lines
-from ppharness.report.groups import MAX_GROUPS, group_findings
+from ppharness.report.groups import MAX_GROUPS, group_findings, left_out_text
 from ppharness.report.summary import (
     outcome_text,
     positions_text,
@@ -101,8 +101,8 @@ def _body(report: RunReport, scenario: ScenarioReport) -> list[str]:
     groups = group_findings(scenario)
     for group in groups[:MAX_GROUPS]:
         lines += [group.headline(), *(f"    {line}" for line in group.details())]
-    if len(groups) > MAX_GROUPS:
-        lines.append(f"and {sum(len(g.findings) for g in groups[MAX_GROUPS:])} more")
+    if left_out := left_out_text(scenario, groups):
+        lines.append(left_out)
     seen = positions_text(scenario)
     if seen:
         lines.append(f"last seen: {seen}")
