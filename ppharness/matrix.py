@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,7 +102,23 @@ def _column(
     try:
         result = json.loads(file.read_bytes())
     except (OSError, ValueError):
-        errors = [line for line in said.splitlines() if "error:" in line] or said.splitlines()[-3:]
         result = {"outcome": "error", "scenarios": []}
-        column["error"] = "\n".join(errors)
-    return column | {"outcome": result["outcome"], "result": result}
+        column["exit_code"] = max(2, process.returncode)
+        column["error"] = _why_no_result(said, process.returncode)
+    if process.returncode < 0:
+        column |= {"exit_code": 3, "error": f"ended by {_signal_name(-process.returncode)}"}
+    outcome = "error" if column["error"] else result["outcome"]
+    return column | {"outcome": outcome, "result": result}
+
+
+def _why_no_result(said: str, code: int) -> str:
+    lines = said.splitlines()
+    errors = [line for line in lines if "error:" in line] or lines[-3:]
+    return "\n".join(errors) or f"ended with exit code {code} and left no result"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
