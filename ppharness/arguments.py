@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import __version__
 
+REPORT_KINDS = ("json", "junit", "markdown", "html", "trace")
 _RUN_HELP = "run scenarios on N pipeline ranks that it launches itself"
 
 
@@ -72,7 +73,11 @@ def rank_parser() -> argparse.ArgumentParser:
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, many_targets: bool = False) -> None:
-    """What `run`, `matrix` and a rank under torchrun have in common."""
+    """What `run`, `matrix` and a rank under torchrun have in common.
+
+    Args:
+        many_targets: for `matrix`, whose table is written as JSON and Markdown only.
+    """
     add = parser.add_argument
     add("scenarios", nargs="*", metavar="SCENARIO", help="YAML file, folder or name; default: all")
     add(
@@ -92,7 +97,7 @@ def add_run_options(parser: argparse.ArgumentParser, *, many_targets: bool = Fal
     add("--perturb", type=_count(0, 2**31 - 1), default=None, metavar="SEED")
     add("--check", choices=("each-step", "each-scenario"), default="each-scenario")
     add("--no-ledger", dest="ledger", action="store_false", help="do not compare posts")
-    for kind in ("json", "junit", "markdown", "html", "trace"):
+    for kind in ("json", "markdown") if many_targets else REPORT_KINDS:
         add(f"--{kind}", type=Path, default=None, metavar="F", help=f"write the result as {kind}")
     add("-q", dest="quiet", action="store_true", help="only failures and the last line")
     add("-v", dest="verbose", action="count", default=0, help="every scenario's figures")

@@ -98,9 +98,12 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _matrix(options: argparse.Namespace) -> int:
+    from .injection import parse_injection
     from .matrix import run_matrix
 
-    chosen_scenarios(options)  # a bad file is said once, before anything runs
+    chosen_scenarios(options)  # what is bad is said once, before anything runs
+    for text in options.inject:
+        parse_injection(text, world_size=options.nproc, tp_size=options.tp)
     return run_matrix(options, options.scenarios, report_files(options))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -36,11 +37,15 @@ def run_matrix(options: argparse.Namespace, names: Sequence[str], files: ReportF
     """
     columns = []
     for number, target in enumerate(options.target, start=1):
-        sys.stderr.write(f"[{number}/{len(options.target)}] {target} ...")
-        sys.stderr.flush()
+        head = f"[{number}/{len(options.target)}] {target}"
+        _progress(options, f"{head} ...", end="\n" if options.verbose else "")
         column = _run_target(options, target, names)
         columns.append(column)
-        sys.stderr.write(f" {column['outcome']} ({column['seconds']:.1f} s)\n")
+        head = f"{head}:" if options.verbose else ""
+        _progress(options, f"{head} {column['outcome']} ({column['seconds']:.1f} s)")
+        for text, times in column["result"].get("injections", {}).items():
+            if not times:
+                say(f"{target}: --inject {text}: it never struck")
         if column["exit_code"] == 130:
             break
     matrix = {"schema": SCHEMA, "version": __version__, "nproc": options.nproc, "columns": columns}
@@ -59,12 +64,36 @@ def run_matrix(options: argparse.Namespace, names: Sequence[str], files: ReportF
     return code
 
 
+def _progress(options: argparse.Namespace, text: str, end: str = "\n") -> None:
+    if not options.quiet:
+        print(text, end=end, file=sys.stderr, flush=True)
+
+
 def command_line(options: argparse.Namespace, names: Sequence[str]) -> str:
     """The command that makes this matrix again."""
-    targets = " ".join(f"--target {t}" for t in options.target)
-    chosen = f" -k '{options.expression}'" if options.expression else ""
-    named = "".join(f" {name}" for name in names)
-    return f"ppharness matrix --nproc {options.nproc}{chosen} {targets}{named}"
+    targets = [word for target in options.target for word in ("--target", target)]
+    nproc = ["--nproc", str(options.nproc)]
+    return shlex.join(["ppharness", "matrix", *nproc, *_passed_on(options), *targets, *names])
+
+
+def _passed_on(options: argparse.Namespace) -> list[str]:
+    """The options that every target is run with, as words; none for a default."""
+    words: list[str] = []
+    for flag, value, default in (
+        ("--device", options.device, "auto"),
+        ("--tp", options.tp, 1),
+        ("--seed", options.seed, 0),
+        ("--timeout", options.timeout, 60.0),
+        ("--perturb", options.perturb, None),
+        ("--check", options.check, "each-scenario"),
+        ("-k", options.expression, None),
+    ):
+        if value != default:
+            words += [flag, str(value)]
+    for injection in options.inject:
+        words += ["--inject", injection]
+    words += [] if options.ledger else ["--no-ledger"]
+    return words + (["-x"] if options.stop_at_first else [])
 
 
 def _run_target(options: argparse.Namespace, target: str, names: Sequence[str]) -> dict[str, Any]:
@@ -81,17 +110,14 @@ def _column(
     options: argparse.Namespace, target: str, names: Sequence[str], file: Path
 ) -> dict[str, Any]:
     command = [
-        sys.executable, "-m", "ppharness", "run", "-q",
-        "--nproc", str(options.nproc), "--target", target, "--device", options.device,
-        "--seed", str(options.seed), "--timeout", str(options.timeout), "--tp", str(options.tp),
-        "--json", str(file),
+        sys.executable, "-m", "ppharness", "run", "--nproc", str(options.nproc),
+        "--target", target, *_passed_on(options), "--json", str(file),
+        *(["-v"] * options.verbose or ["-q"]), "--", *names,
     ]  # fmt: skip
-    command += ["-k", options.expression] if options.expression else []
-    command += ["-x"] if options.stop_at_first else []
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     process = subprocess.Popen(
-        [*command, *names],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment,
+        command, stdin=subprocess.DEVNULL, stdout=None if options.verbose else subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, env=environment,
         errors="replace",
     )  # fmt: skip
     try:

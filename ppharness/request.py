@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .arguments import REPORT_KINDS
 from .report.files import ReportFiles, check_writable
 from .scenario.catalog import UsageError, resolve, select
 from .scenario.model import Scenario
@@ -37,8 +38,7 @@ def report_files(options: argparse.Namespace) -> ReportFiles:
     Raises:
         UsageError: one cannot be written.
     """
-    kinds = ("json", "junit", "markdown", "html", "trace")
-    files = ReportFiles(**{kind: getattr(options, kind) for kind in kinds})
+    files = ReportFiles(**{kind: getattr(options, kind, None) for kind in REPORT_KINDS})
     if os.environ.get("RANK", "0") == "0" and (problems := check_writable(files)):
         raise UsageError("\n".join(problems))
     return files

@@ -37,3 +37,57 @@ def test_a_target_that_ends_its_process(tmp_path: Path, text: str, code: int, sa
     assert (ended["exit_code"], ended["outcome"]) == (code, "error")
     assert said in ended["error"] and said in run.stdout
     assert (builtin["exit_code"], builtin["outcome"]) == (0, "passed")
+
+
+def test_run_options_reach_every_target(tmp_path: Path) -> None:
+    """A rank strikes, of 2 x 2, in each run; what made the table says so."""
+    options = ["--inject", "raise@PP1_TP0:2", "--no-ledger", "--perturb", "3", "-x",
+               "--check", "each-step", "-k", "verify or not verify", "--markdown", "x.md",
+               "--seed", "4", "--tp", "2"]  # fmt: skip
+    run, columns = matrix(
+        tmp_path, "--target", "builtin", "--target", "index-fill", "--nproc", "4", *options
+    )
+    assert run.code == 1, run.stderr
+    assert len(columns) == 2
+    for column in columns:
+        result = column["result"]
+        assert result["injections"] == {"raise@PP1_TP0:2": 1}
+        assert result["scenarios"][0]["seed"] == 4
+        assert "raise@PP1_TP0:2 --no-ledger" in result["reproduce"]
+        assert "--perturb 3" in result["reproduce"]
+    made = (tmp_path / "x.md").read_text()
+    assert (
+        "`ppharness matrix --nproc 4 --device cpu --tp 2 --seed 4 --perturb 3 --check each-step"
+        " -k 'verify or not verify' --inject raise@PP1_TP0:2 --no-ledger -x --target builtin"
+        " --target index-fill verify.yaml`" in made
+    )
+
+
+def test_less_and_more(tmp_path: Path) -> None:
+    run, _ = matrix(tmp_path, "--target", "builtin", "-q")
+    assert run.stderr == "" and "verify" in run.stdout
+    run, _ = matrix(tmp_path, "--target", "builtin", "-v")
+    assert "[1/1] builtin: passed" in run.stderr
+    table = run.stdout.index("scenario  builtin")
+    assert "1 scenario" in run.stdout[:table]  # the target's own result comes before it
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--junit", "x.xml"), "--junit"),
+        (("--html", "x.html"), "--html"),
+        (("--trace", "x.trace"), "--trace"),
+        (("--inject", "raise@7:2"), "outside this world of 2"),
+    ],
+)
+def test_refused_before_anything_runs(tmp_path: Path, args: tuple[str, ...], said: str) -> None:
+    run, columns = matrix(tmp_path, "--target", "builtin", *args)
+    assert (run.code, run.stdout, columns) == (2, "", [])
+    assert said in run.stderr and "[1/1]" not in run.stderr
+
+
+def test_a_fault_that_never_struck_is_told_with_its_target(tmp_path: Path) -> None:
+    run, _ = matrix(tmp_path, "--target", "builtin", "--inject", "raise@0:900")
+    assert run.code == 2
+    assert "builtin: --inject raise@0:900: it never struck" in run.stderr
