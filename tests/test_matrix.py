@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from worlds import JSON, VERIFY, Run, run_fresh
+from worlds import JSON, PPHARNESS, VERIFY, Run, environment, processes_in, run_fresh
 
 ENDS = """
 import os, signal
@@ -91,3 +98,83 @@ def test_a_fault_that_never_struck_is_told_with_its_target(tmp_path: Path) -> No
     run, _ = matrix(tmp_path, "--target", "builtin", "--inject", "raise@0:900")
     assert run.code == 2
     assert "builtin: --inject raise@0:900: it never struck" in run.stderr
+
+
+FIRST = """
+name: first
+requests: [{id: a, prompt_tokens: 5, max_tokens: 3}]
+"""
+LONG = """
+name: long
+requests: [{id: a, prompt_tokens: 5, max_tokens: 4000}]
+"""  # more steps than a test waits for
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A matrix of two targets, well into the long scenario of the first one."""
+    (tmp_path / "first.yaml").write_text(FIRST)
+    (tmp_path / "long.yaml").write_text(LONG)
+    (tmp_path / "tmp").mkdir()
+    with open(tmp_path / "stderr", "wb") as stderr, open(tmp_path / "stdout", "wb") as stdout:
+        process = subprocess.Popen(
+            [*PPHARNESS, "matrix", "--nproc", "2", "--device", "cpu", "--target", "builtin",
+             "--target", "index-fill", "--json", JSON, "--markdown", "x.md", "first.yaml",
+             "long.yaml"],
+            cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+            start_new_session=True, env=environment(TMPDIR=str(tmp_path / "tmp")),
+        )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while len(psutil.Process(process.pid).children(recursive=True)) < 3:  # a run and its ranks
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(1.5)
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.parametrize("group", [True, False], ids=["group", "alone"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+def test_interrupted(
+    tmp_path: Path, started: subprocess.Popen[bytes], number: int, group: bool
+) -> None:
+    """What has run is in the table and the files; no process and no folder stays."""
+    (os.killpg if group else os.kill)(started.pid, number)
+    assert started.wait(timeout=40) == 130
+    assert not processes_in(tmp_path)
+    assert not list((tmp_path / "tmp").glob("ppharness-matrix-*"))
+    (column,) = json.loads((tmp_path / JSON).read_text())["columns"]
+    assert (column["target"], column["exit_code"]) == ("builtin", 130)
+    assert [s["outcome"] for s in column["result"]["scenarios"]] == ["passed", "skipped"]
+    for name in ("stdout", "x.md"):
+        assert "first" in (tmp_path / name).read_text()
+    assert "Traceback" not in (tmp_path / "stderr").read_text()
+    assert "index-fill" not in (tmp_path / "stderr").read_text()
+
+
+def test_interrupted_before_there_is_a_result(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\npathlib.Path('here').touch()\ntime.sleep(60)\n"
+    )
+    (tmp_path / "first.yaml").write_text(FIRST)
+    process = subprocess.Popen(
+        [*PPHARNESS, "matrix", "--nproc", "2", "--device", "cpu", "--target", "slow.py:X",
+         "--target", "builtin", "--json", JSON, "first.yaml"],
+        cwd=tmp_path, stdin=subprocess.DEVNULL, env=environment(), stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not (tmp_path / "here").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    (column,) = json.loads((tmp_path / JSON).read_text())["columns"]
+    assert (column["exit_code"], column["error"]) == (130, "interrupted")
+
+
+def test_killed(tmp_path: Path, started: subprocess.Popen[bytes]) -> None:
+    started.kill()
+    started.wait(timeout=20)
+    assert not processes_in(tmp_path)
