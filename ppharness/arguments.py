@@ -11,12 +11,17 @@ from pathlib import Path
 from . import __version__
 
 REPORT_KINDS = ("json", "junit", "markdown", "html", "trace")
+COMMANDS = ("run", "list", "validate", "matrix", "vllm", "doctor")
 _RUN_HELP = "run scenarios on N pipeline ranks that it launches itself"
 
 
 def is_rank(args: Sequence[str]) -> bool:
-    """Whether torchrun started this process as a rank; ``run`` starts ranks of its own."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ and list(args[:1]) != ["run"]
+    """Whether torchrun started this process as a rank.
+
+    ``RANK`` alone does not say so: jobs of several nodes set it for all that they run.
+    """
+    ranked = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    return ranked and not (args and args[0] in COMMANDS)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if is_rank(args):
         return _guarded(lambda: _rank(rank_parser().parse_args(args)), args)
+    for name in ("RANK", "WORLD_SIZE"):  # of a job around this command, which is no rank
+        os.environ.pop(name, None)
     parser = build_parser()
     options = parser.parse_args(args)
     commands = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -172,10 +171,9 @@ def _column(
         "--target", target, *_passed_on(options), "--json", str(file),
         *(["-v"] * options.verbose or ["-q"]), "--", *names,
     ]  # fmt: skip
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     with open(folder / "stderr", "w+b") as stderr:  # a pipe could be held open by a stray process
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=stderr, env=environment,
+            command, stdin=subprocess.DEVNULL, stderr=stderr,
             stdout=None if options.verbose else subprocess.DEVNULL,
             start_new_session=True,  # what a terminal sends comes from here alone, once
             preexec_fn=die_with_parent,

@@ -296,3 +296,43 @@ def test_list(tmp_path: Path) -> None:
     names = {path.read_text().split("name: ")[1].split()[0] for path in configs.glob("*.yaml")}
     assert names <= set(shown)
     assert {"builtin", "index-fill", "index-fill-int64", "vllm"} <= set(shown)
+
+
+IN_A_JOB = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["list"], "founding-case"),
+        (["validate", "fill.yaml"], "1 scenarios are valid"),
+        (["vllm", "list"], ""),
+        (["doctor"], "torch"),
+        (["matrix", "--nproc", "2", "--target", "builtin", "fill.yaml"], "fill"),
+        (["run", "--nproc", "2", "fill.yaml"], "1 scenario"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_commands_inside_a_job(tmp_path: Path, arguments: list[str], said: str) -> None:
+    """A job's environment makes no rank of a command that is named."""
+    write(tmp_path, FILL)
+    run = run_fresh(tmp_path, *arguments, env=IN_A_JOB)
+    assert run.code == 0, run.stderr
+    assert said in run.stdout
+
+
+def test_files_are_checked_inside_a_job(tmp_path: Path) -> None:
+    """Before anything runs, whatever rank the job's environment gives."""
+    run = run_fresh(tmp_path, "run", "--json", "no-folder/x.json", "-k", "one-chunk", env=IN_A_JOB)
+    assert (run.code, run.stdout) == (2, "")
+    assert "no-folder" in run.stderr and "[1/" not in run.stderr
+
+
+def test_a_folder_called_like_a_command(tmp_path: Path) -> None:
+    (tmp_path / "list").mkdir()
+    write(tmp_path / "list", FILL)
+    for scenario in ("./list", "list/"):
+        run = run_fresh(
+            tmp_path, "--nproc-per-node", "1", "-m", "ppharness", scenario, command=TORCHRUN
+        )
+        assert run.code == 0 and "1 scenario" in run.stdout, run.stderr
