@@ -17,6 +17,7 @@ from .request import (
     show_and_write,
 )
 from .scenario.catalog import UsageError, resolve
+from .scenario.lengths import check_lengths
 from .scenario.reading import ScenarioError
 
 if TYPE_CHECKING:
@@ -83,11 +84,8 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _validate(options: argparse.Namespace) -> int:
-    from .scenario.schedule import build_schedule
-
     scenarios = resolve(options.scenarios)
-    for scenario in scenarios:
-        build_schedule(scenario, scenario.pp_size or 4)
+    check_lengths(scenarios)
     print(f"{len(scenarios)} scenarios are valid")
     return 0
 
@@ -103,7 +101,7 @@ def _matrix(options: argparse.Namespace) -> int:
     from .injection import parse_injection
     from .matrix import run_matrix
 
-    chosen_scenarios(options)  # what is bad is said once, before anything runs
+    chosen_scenarios(options, options.nproc)  # what is bad is said once, before anything runs
     for text in options.inject:
         parse_injection(text, world_size=options.nproc, tp_size=options.tp)
     return run_matrix(options, options.scenarios, report_files(options))
@@ -132,14 +130,15 @@ def _vllm(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from .launcher import launch
 
-    scenarios = chosen_scenarios(options)
+    scenarios = chosen_scenarios(options, options.nproc)
     files = report_files(options)
     return launch(options, scenarios, files)
 
 
 def _rank(options: argparse.Namespace) -> int:
     """One rank under torchrun."""
-    scenarios = chosen_scenarios(options)
+    num_ranks = int(os.environ["WORLD_SIZE"])
+    scenarios = chosen_scenarios(options, num_ranks)
     files = report_files(options)
     from .report.progress import RunProgress
     from .world.device import plan_device
@@ -149,10 +148,10 @@ def _rank(options: argparse.Namespace) -> int:
     from .rank import RankProcess
 
     for text in options.inject:
-        parse_injection(text, world_size=int(os.environ["WORLD_SIZE"]), tp_size=options.tp)
+        parse_injection(text, world_size=num_ranks, tp_size=options.tp)
 
     def publish(report: RunReport) -> int:
-        report.reproduce = reproduce_command(options, int(os.environ["WORLD_SIZE"]))
+        report.reproduce = reproduce_command(options, num_ranks)
         return show_and_write(report, options, files)
 
     progress = RunProgress(quiet=options.quiet)

@@ -13,22 +13,31 @@ from typing import TYPE_CHECKING
 from .arguments import REPORT_KINDS
 from .report.files import ReportFiles, check_writable
 from .scenario.catalog import UsageError, resolve, select
+from .scenario.lengths import check_lengths
 from .scenario.model import Scenario
+from .world.errors import WorldError
 
 if TYPE_CHECKING:
     from .findings import RunReport
     from .session import RunOptions
 
 
-def chosen_scenarios(options: argparse.Namespace) -> list[Scenario]:
-    """What the command line names, after ``-k``.
+def chosen_scenarios(options: argparse.Namespace, num_ranks: int) -> list[Scenario]:
+    """What the command line names, after ``-k``, for a world of so many ranks.
 
     Raises:
-        ScenarioError, UsageError: a bad file, a name that is not known, no match.
+        ScenarioError, UsageError: a bad file, a name that is not known, no match, a
+            scenario of too many steps on these ranks.
+        WorldError: the ranks cannot be laid out.
     """
     scenarios = select(resolve(options.scenarios), options.expression)
     if not scenarios:
         raise UsageError(f"-k {options.expression!r} matches no scenario")
+    if num_ranks % options.tp:
+        raise WorldError(
+            f"--tp {options.tp}: found {num_ranks} ranks, allowed: a multiple of {options.tp}"
+        )
+    check_lengths(scenarios, num_ranks // options.tp)
     return scenarios
 
 

@@ -52,7 +52,7 @@ def read_with_lines(
     problems = Problems(display_path(path))
     found: list[tuple[Scenario, int]] = []
     first: dict[str, int] = {}
-    text = _read_text(path, problems)
+    text = read_text(path, problems)
     for node in documents(text, problems) if text is not None else ():
         scenario = _to_scenario(node, problems)
         if problems.full:
@@ -77,7 +77,8 @@ def display_path(path: str | os.PathLike[str]) -> str:
         return os.fspath(path)
 
 
-def _read_text(path: str | os.PathLike[str], problems: Problems) -> str | None:
+def read_text(path: str | os.PathLike[str], problems: Problems) -> str | None:
+    """A file's text, None where it cannot be had, with the reason in ``problems``."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):

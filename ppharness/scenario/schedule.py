@@ -16,7 +16,11 @@ MAX_STEPS = 200_000
 
 
 class ScheduleError(ValueError):
-    """A scenario that cannot be scheduled."""
+    """A scenario of too many steps; `request` is the number of one that has not ended."""
+
+    def __init__(self, text: str, request: int) -> None:
+        super().__init__(text)
+        self.request = request
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +156,11 @@ class _Scheduler:
         while arriving or self.waiting or self.running:
             index = len(steps)
             if index >= MAX_STEPS:
-                stuck = (self.running + self.waiting + arriving)[0].request.id
+                stuck = (self.running + self.waiting + arriving)[0]
                 raise ScheduleError(
-                    f"scenario {self.scenario.name}: request {stuck!r} is not finished after "
-                    f"{MAX_STEPS} steps; allowed: scenarios of at most that many"
+                    f"scenario {self.scenario.name}: request {stuck.request.id!r} is not finished "
+                    f"after {MAX_STEPS} steps; allowed: scenarios of at most that many",
+                    stuck.num,
                 )
             freed = self._free(index, arriving)
             while arriving and arriving[0].request.arrive_at <= index:
