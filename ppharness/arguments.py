@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from . import __version__
 
@@ -69,9 +71,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _RankParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Every rank has the same command line; one says what is wrong with it."""
+        from .world.processes import say_once
+
+        say_once(message)
+        sys.exit(2)
+
+
 def rank_parser() -> argparse.ArgumentParser:
     """The options of one rank under torchrun."""
-    parser = argparse.ArgumentParser(prog="ppharness", allow_abbrev=False)
+    parser = _RankParser(prog="ppharness", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"ppharness {__version__}")
     add_run_options(parser)
     return parser

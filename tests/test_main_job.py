@@ -147,6 +147,16 @@ def test_a_bad_file_under_torchrun(tmp_path: Path) -> None:
     assert "exitcode  : 2" in run.stderr
 
 
+def test_a_bad_option_under_torchrun(tmp_path: Path) -> None:
+    run = run_fresh(
+        tmp_path, "--nproc-per-node", "4", "-m", "ppharness", "--timeout", "x", command=TORCHRUN
+    )
+    assert (run.code, run.stdout) == (1, "")
+    said = "ppharness: error: argument --timeout: found 'x', allowed: seconds above 0"
+    assert run.stderr.count(said) == run.stderr.count("--timeout") == 1
+    assert "exitcode  : 2" in run.stderr
+
+
 def test_tensor_parallel(run_world: Callable[..., Run]) -> None:
     run = run_world(TWO_CHUNKS, FILL, nproc=4, args=("--tp", "2"))
     assert run.code == 0, run.stdout
