@@ -24,6 +24,8 @@ KINDS = {
     "late-abort": "free",
 }
 _ANY_PHASE = ("raise", "kill", "segv", "exit0", "stall")
+# Of the other two phases, one only reads the buffer and one comes after the last step.
+_STRUCK_IN = tuple(phase for phase in PHASES if phase not in ("at_use", "drain"))
 _FORM = re.compile(r"^([a-z0-9-]+)@(?:PP(\d+)(?:_TP(\d+))?|(\d+)):(\d+)(?::([a-z_]+))?$")
 
 
@@ -58,9 +60,13 @@ def parse_injection(text: str, *, world_size: int, tp_size: int) -> Injection:
     if kind not in KINDS:
         raise InjectionError(f"--inject: unknown kind {kind!r}{_nearest(kind, KINDS)}")
     if phase is not None and phase not in PHASES:
-        raise InjectionError(f"--inject: unknown phase {phase!r}{_nearest(phase, PHASES)}")
+        raise InjectionError(f"--inject: unknown phase {phase!r}{_nearest(phase, _STRUCK_IN)}")
     if phase is not None and phase != KINDS[kind] and kind not in _ANY_PHASE:
         raise InjectionError(f"--inject: {kind} happens in {KINDS[kind]} only, found {phase!r}")
+    if phase is not None and phase not in _STRUCK_IN:
+        raise InjectionError(
+            f"--inject: {kind} cannot happen in {phase}; allowed: {', '.join(_STRUCK_IN)}"
+        )
     rank = int(plain) if plain is not None else int(pp) * tp_size + int(tp or 0)
     if rank >= world_size or int(tp or 0) >= tp_size:
         raise InjectionError(f"--inject: {text!r} names a rank outside this world of {world_size}")

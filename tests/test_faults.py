@@ -189,6 +189,8 @@ def test_nothing_is_corrupted_where_nobody_looks(
         ("kill@7:2", "outside this world"),
         ("kill@1:2:realy", "'relay'"),
         ("drift@1:2:relay", "happens in forward only"),
+        ("raise@1:2:at_use", "raise cannot happen in at_use; allowed: apply_sampled, free,"),
+        ("kill@1:2:drain", "kill cannot happen in drain; allowed: apply_sampled, free,"),
         ("kill", "KIND@RANK:STEP"),
     ],
 )
