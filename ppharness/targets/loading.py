@@ -5,10 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..world.errors import text_of
 from .builtin import BuiltinTarget
 from .index_fill import IndexFillInt64Target, IndexFillTarget
 from .interface import Target, TargetError
@@ -39,18 +43,51 @@ def load_target(name: str) -> Target:
             f"vllm-state, package.module:Class or path/to/file.py:Class{hint}"
         )
     place, _, class_name = name.rpartition(":")
-    return _instance(name, _class(place, class_name))
+    return _Loaded(name, _instance(name, _class(place, class_name)))
+
+
+class _Loaded:
+    """A user's target under the name that was asked for.
+
+    The target itself stays as it is: its attributes may well be read-only.
+    """
+
+    def __init__(self, name: str, target: Any) -> None:
+        self.name = name
+        self._target = target
+        self._defaults = BuiltinTarget()
+        version = _reading(name, "version", lambda: getattr(target, "version", None))
+        self.version = None if version is None else str(version)
+        self.exact: bool = _reading(name, "exact", lambda: _states_exact(target))
+
+    def __getattr__(self, attribute: str) -> Any:
+        holder = self._target if hasattr(self._target, attribute) else self._defaults
+        return getattr(holder, attribute)
+
+
+def _states_exact(target: Any) -> bool:
+    """The built-in target's own promise does not carry over to what a user changed."""
+    places = [getattr(target, "__dict__", {})]
+    places += [vars(c) for c in type(target).__mro__ if c is not BuiltinTarget]
+    return any("exact" in place for place in places) and bool(target.exact)
 
 
 def _class(place: str, class_name: str) -> type:
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        classes = [k for k, v in vars(module).items() if isinstance(v, type)]
-        close = difflib.get_close_matches(class_name, classes, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise TargetError(f"--target: {place} has no class {class_name!r}{hint}")
-    return found
+    if isinstance(found, type):
+        return found
+    if hasattr(module, class_name):
+        what = (
+            "a function"
+            if inspect.isroutine(found)
+            else f"an object of type {type(found).__name__}"
+        )
+        raise TargetError(f"--target: {class_name!r} in {place} is {what}, allowed: a class")
+    classes = [k for k, v in vars(module).items() if isinstance(v, type)]
+    close = difflib.get_close_matches(class_name, classes, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise TargetError(f"--target: {place} has no class {class_name!r}{hint}")
 
 
 def _import_file(path: Path) -> Any:
@@ -65,44 +102,57 @@ def _import_file(path: Path) -> Any:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    return _guarded(str(path), lambda: spec.loader.exec_module(module)) or module
+    loader = spec.loader
+    _guarded(f"{path} does not import", name, lambda: loader.exec_module(module))
+    return module
 
 
 def _import_module(name: str) -> Any:
     if "" not in sys.path and "." not in sys.path:
         sys.path.insert(0, "")
-    return _guarded(name, lambda: importlib.import_module(name))
+    return _guarded(f"{name} does not import", name, lambda: importlib.import_module(name))
 
 
-def _guarded(name: str, run: Any) -> Any:
-    try:
-        return run()
-    except (Exception, SystemExit) as error:
-        last = error.__traceback__
-        while last is not None and last.tb_next is not None:
-            last = last.tb_next
-        where = f" ({last.tb_frame.f_code.co_filename}:{last.tb_lineno})" if last else ""
-        raise TargetError(
-            f"--target: {name} does not import: {type(error).__name__}: {error}{where}"
-        ) from error
-
-
-def _instance(name: str, cls: type) -> Target:
+def _instance(name: str, cls: type) -> Any:
     missing = [f for f in _FACTORIES[:2] if not callable(getattr(cls, f, None))]
     if missing:
         raise TargetError(
             f"--target: class {cls.__name__} has no {' and no '.join(missing)}; "
             "a target subclasses ppharness.targets.BuiltinTarget or has these factories"
         )
-    target: Any = _guarded(name, cls)
-    defaults = BuiltinTarget()
-    for factory in ("make_request_slots", "idx_mapping_dtype"):
-        if not hasattr(target, factory):
-            setattr(target, factory, getattr(defaults, factory))
-    if not hasattr(target, "version"):
-        target.version = None
-    # The built-in target's own promise does not carry over to what a user changed.
-    own = [vars(c) for c in cls.__mro__ if c is not BuiltinTarget]
-    target.exact = next((bool(body["exact"]) for body in own if "exact" in body), False)
-    target.name = name
-    return target
+    return _guarded(f"{name} cannot be made", cls.__module__, cls)
+
+
+def _reading(name: str, attribute: str, read: Callable[[], Any]) -> Any:
+    return _guarded(f"{attribute!r} of {name} cannot be read", None, read)
+
+
+def _guarded(failed: str, module: str | None, run: Callable[[], Any]) -> Any:
+    """What `run` returns; where it raises, the message names the last line in `module`."""
+    try:
+        return run()
+    except (Exception, SystemExit) as error:
+        text, where = text_of(error), _place_of(error, module)
+        if isinstance(error, SyntaxError) and where is None and error.filename:
+            text, where = error.msg, f"{error.filename}:{error.lineno}"
+        at = f" ({where})" if where else ""
+        raise TargetError(f"--target: {failed}: {type(error).__name__}: {text}{at}") from error
+
+
+def _place_of(error: BaseException, module: str | None) -> str | None:
+    """The innermost line of an error that is the user's, or else anybody's."""
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") not in (__name__, "importlib")
+        and not frame.f_code.co_filename.startswith("<frozen")
+    ]
+    root = (module or "").partition(".")[0]
+    own = [
+        (frame, line)
+        for frame, line in frames
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == root
+    ]
+    for frame, line in reversed(own or frames):
+        return f"{frame.f_code.co_filename}:{line}"
+    return None
