@@ -99,6 +99,14 @@ def test_one_name_in_two_files(place: Path) -> None:
     assert str(caught.value) == said
 
 
+def test_one_name_twice_in_a_file(place: Path) -> None:
+    put(place / "own.yaml", "own", "own")
+    with pytest.raises(ScenarioError) as caught:
+        resolve(["own.yaml"], ["suite"])
+    said = "own.yaml:4: name: found 'own', allowed a name of its own (line 1 has this one)"
+    assert str(caught.value) == said
+
+
 def test_faults_of_all_arguments_at_once(place: Path) -> None:
     (place / "more" / "0.yaml").write_text(f"name: zero\npp_size: 0\n{REQUESTS}")
     (place / "own.yaml").write_text("nam: own\n" + REQUESTS)

@@ -63,6 +63,7 @@ def read_with_lines(
         if first.setdefault(scenario.name, line) != line:
             allowed = f"a name of its own (line {first[scenario.name]} has this one)"
             problems.value(line, "name", repr(scenario.name), allowed)
+            continue
         found.append((scenario, line))
     if not found and not problems.all:
         problems.add(1, None, "no scenario", "at least one scenario", "no scenario in this file")
