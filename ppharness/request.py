@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import REPORT_KINDS
@@ -42,15 +43,16 @@ def chosen_scenarios(options: argparse.Namespace, num_ranks: int) -> list[Scenar
 
 
 def report_files(options: argparse.Namespace) -> ReportFiles:
-    """The files to write, checked before anything runs.
+    """The files to write, checked before anything runs; a target may change the folder.
 
     Raises:
         UsageError: one cannot be written.
     """
-    files = ReportFiles(**{kind: getattr(options, kind, None) for kind in REPORT_KINDS})
+    paths: dict[str, Path | None] = {k: getattr(options, k, None) for k in REPORT_KINDS}
+    files = ReportFiles(**paths)
     if os.environ.get("RANK", "0") == "0" and (problems := check_writable(files)):
         raise UsageError("\n".join(problems))
-    return files
+    return ReportFiles(**{kind: path and path.absolute() for kind, path in paths.items()})
 
 
 def run_options(
@@ -72,7 +74,7 @@ def run_options(
         perturb=options.perturb,
         ledger=options.ledger,
         trace=options.trace is not None,
-        report=options.json,
+        report=options.json and str(options.json.absolute()),
     )
 
 

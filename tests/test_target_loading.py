@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from test_bad_input import check_refused
-from worlds import VERIFY, Run, WarmPython
+from worlds import JSON, TORCHRUN, VERIFY, Run, WarmPython, run_fresh
 
 HEAD = """
 import dataclasses
@@ -85,3 +85,29 @@ def test_a_module_that_is_not_there(tmp_path: Path, warm_python: WarmPython) -> 
     assert run.stderr.endswith(
         "no.such does not import: ModuleNotFoundError: No module named 'no'\n"
     )
+
+
+@pytest.mark.parametrize("place", ["own.py:X", "own:X"])
+@pytest.mark.parametrize("launcher", ["run", "torchrun"])
+def test_a_target_that_changes_the_folder(tmp_path: Path, launcher: str, place: str) -> None:
+    """What the command line names stays what it was, and is shown as it was typed."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "verify.yaml").write_text(VERIFY)
+    (tmp_path / "own.py").write_text(
+        "import os\n"
+        "os.chdir('elsewhere' if os.path.isdir('elsewhere') else '.')\n"
+        "from ppharness.targets import BuiltinTarget as X\n"
+    )
+    options = ["--device", "cpu", "--target", place, "--json", JSON, "--markdown", "x.md"]
+    if launcher == "run":
+        run = run_fresh(tmp_path, "run", "--nproc", "2", *options, "verify.yaml")
+    else:
+        ranks = ("--nproc-per-node", "2", "-m", "ppharness")
+        run = run_fresh(tmp_path, *ranks, *options, "verify.yaml", command=TORCHRUN)
+    assert run.code == 0, run.stderr
+    assert run.report is not None, run.stderr
+    assert run.report["target"]["name"] == place
+    assert f"--target {place} " in run.report["reproduce"]
+    assert run.outcomes() == {"verify": "passed"}
+    assert run.scenarios[0]["file"] == "verify.yaml"
+    assert (tmp_path / "x.md").exists() and not list((tmp_path / "elsewhere").iterdir())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -73,7 +75,7 @@ def _states_exact(target: Any) -> bool:
 
 
 def _class(place: str, class_name: str) -> type:
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    module = _import_file(place) if place.endswith(".py") else _import_module(place)
     found = getattr(module, class_name, None)
     if isinstance(found, type):
         return found
@@ -90,26 +92,34 @@ def _class(place: str, class_name: str) -> type:
     raise TargetError(f"--target: {place} has no class {class_name!r}{hint}")
 
 
-def _import_file(path: Path) -> Any:
+@functools.cache
+def _absolute(path: str) -> Path:
+    """As it was first meant here: a target may change the folder while it is imported."""
+    return Path(path).absolute()
+
+
+def _import_file(place: str) -> Any:
+    path = _absolute(place)
     if not path.is_file():
-        raise TargetError(f"--target: no file {path}")
+        raise TargetError(f"--target: no file {place}")
     name = f"ppharness_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise TargetError(f"--target: {path} is no Python file")
+        raise TargetError(f"--target: {place} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     loader = spec.loader
-    _guarded(f"{path} does not import", name, lambda: loader.exec_module(module))
+    _guarded(f"{place} does not import", name, lambda: loader.exec_module(module))
     return module
 
 
 def _import_module(name: str) -> Any:
-    if "" not in sys.path and "." not in sys.path:
-        sys.path.insert(0, "")
+    folder = os.getcwd()  # not "", which would follow a target to another folder
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     return _guarded(f"{name} does not import", name, lambda: importlib.import_module(name))
 
 
